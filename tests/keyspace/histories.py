@@ -2,7 +2,8 @@
 
 Every ask adds one and returns the new total, so the calls of a key have one order if: no two asks return the same
 total; a call that began after another one had ended returns no less than that one, and more if it is an ask; and
-nothing returns more than was begun.
+nothing returns more than was begun. A read with the consistency token of an ask may be stale, and returns no less than
+that ask.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class KeyHistory:
     seen: int = 0
     replies: set[int] = field(default_factory=set)
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
+    newest: tuple[int, str] = (0, "")
     faults: list[str] = field(default_factory=list)
 
     def begin_ask(self) -> int:
@@ -37,13 +39,14 @@ class KeyHistory:
         self.begun += 1
         return self.seen
 
-    def end_ask(self, floor: int, reply: int) -> None:
-        """Note a reply."""
+    def end_ask(self, floor: int, reply: int, token: str) -> None:
+        """Note a reply, and its token."""
         if reply in self.replies or not floor < reply <= self.begun:
             self.faults.append(f"{self.key}: an ask after {floor} and among {self.begun} returned {reply}")
         self.replies.add(reply)
         self.seen = max(self.seen, reply)
         self.acknowledged.append((now_ms(), self.seen))
+        self.newest = max(self.newest, (reply, token))
 
     def end_read(self, floor: int, value: int) -> None:
         """Note what a read that began at `floor` has returned."""
@@ -86,8 +89,8 @@ class Load:
         while True:
             floor = history.begin_ask()
             with self._counting("ask"):
-                reply = await self._client.ask(Add(history.key), message_id=uuid.uuid4().hex)
-                history.end_ask(floor, reply)
+                reply, token = await self._client.ask_with_token(Add(history.key), message_id=uuid.uuid4().hex)
+                history.end_ask(floor, reply, token)
             await asyncio.sleep(0.005)
 
     async def read_on(self, history: KeyHistory) -> None:
@@ -96,6 +99,10 @@ class Load:
             floor = history.seen
             with self._counting("get"):
                 history.end_read(floor, await self._client.get("totals", history.key) or 0)
+            total, token = history.newest
+            with self._counting("get with a token"):
+                found = await self._client.get("totals", history.key, max_staleness_s=60.0, at_least=token)
+                history.end_read(total, found or 0)
             await asyncio.sleep(0.005)
 
     @contextlib.contextmanager

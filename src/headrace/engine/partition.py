@@ -343,7 +343,7 @@ class EnginePartition(Generic[S]):
             raise
         self._states.release()
         for command, outcome, is_repeated in batch.outcomes:
-            _tell(command, outcome, batch.name, token, is_repeated=is_repeated)
+            _tell(command, outcome, batch.name, is_repeated=is_repeated, token=token)
 
     async def _token(self) -> str:
         """Return the token of what is committed, for as long as it takes: a reply without it could not be relied on."""
@@ -429,7 +429,7 @@ class EnginePartition(Generic[S]):
             self._queue.again([command])
             self._watch_for_owner()
         else:
-            _tell(command, outcome, since, token, is_repeated=is_repeated)
+            _tell(command, outcome, since, is_repeated=is_repeated, token=token)
 
     def _give_up(self, command: PendingCommand) -> None:
         """Tell the caller, whose time is up, what is known about the command."""
@@ -504,7 +504,7 @@ def _landed(
     return list(zip(states, places, strict=True))
 
 
-def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, token: str, *, is_repeated: bool) -> None:
+def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, *, is_repeated: bool, token: str = "") -> None:
     if isinstance(outcome, HeadraceError):
         command.fail(outcome)
     else:

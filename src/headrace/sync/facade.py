@@ -115,6 +115,10 @@ class SyncJournal:
         """Remove the whole journal."""
         return self._loop.run(self._journal.purge(id_))
 
+    def token_of(self, event: StoredEvent) -> str:
+        """Return the consistency token of an event that was read."""
+        return self._loop.run(self._journal.token_of(event))
+
     def mark(self, id_: str, mark_id: str) -> int:
         """Write a Mark."""
         return self._loop.run(self._journal.mark(id_, mark_id))
