@@ -103,6 +103,27 @@ async def test_the_client_follows_over_a_killed_gateway(market: Market) -> None:
             source.close()
 
 
+async def test_a_socket_on_a_key_takes_messages(market: Market) -> None:
+    """G5: framed Avro and JSON are messages to the key; a refused one ends the socket with its code."""
+    async with GatewayClient(market.gateway.url, backoff=QUICK) as client:
+        plain = client.key_socket("accounts", "balances", "socket", is_json=True)
+        avro = client.key_socket("accounts", "balances", "socket")
+        async with asyncio.timeout(20):
+            for socket in (plain, avro):
+                assert await anext(socket) is None
+            for amount, sender in ((2, avro), (3, plain)):
+                await sender.send("Deposit", {"id": "socket", "amount": amount})
+                values = [await anext(socket) for socket in (plain, avro)]
+                assert [balance(value) for value in values] == [amount if amount == 2 else 5] * 2
+                assert values[0] == values[1]
+            await plain.send("Deposit", {"id": "another", "amount": 1})
+            with pytest.raises(SocketRefused, match="4400"):
+                await anext(plain)
+            await avro.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(avro)
+
+
 async def test_the_client_over_http(market: Market) -> None:
     """G4, G14: values with versions, pages, messages and commands with keys, journals, and events by tag."""
     async with GatewayClient(market.gateway.url) as client:

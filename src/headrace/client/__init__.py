@@ -10,6 +10,7 @@ Needs the extra `client`.
 from headrace.client.collecting import CollectedChange, CollectionSubscription
 from headrace.client.frames import CloseMeaning, SocketFrame, close_meaning, parse_frame
 from headrace.client.gateway_client import GatewayClient
+from headrace.client.key_socket import KeySocket
 from headrace.client.requests import GatewayEngine, GatewayJournal, GatewayState, VersionedValue
 from headrace.client.subscriptions import KeyChange, KeySubscription
 
@@ -22,6 +23,7 @@ __all__ = [
     "GatewayJournal",
     "GatewayState",
     "KeyChange",
+    "KeySocket",
     "KeySubscription",
     "SocketFrame",
     "VersionedValue",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from headrace.client.frames import SocketFrame, ask_schema, close_meaning, parse_frame
@@ -15,7 +16,7 @@ from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.serde import HEADER_BYTES, GenericCodec, Schema
 
-__all__ = ["ClientConnection", "ConnectionOptions"]
+__all__ = ["ClientConnection", "ConnectionOptions", "SocketEnd", "ended_of", "open_socket"]
 
 _PROTOCOL = "headrace.v1"
 _LOST = 1006
@@ -33,16 +34,74 @@ class ConnectionOptions(NamedTuple):
     backoff: Backoff
     on_status: Callable[[str, int | None], None] | None
 
+    async def refusal(self, ended: SocketEnd, failures: int) -> HeadraceError | None:
+        """Return the error that ends everything, if the gateway would refuse another connection, too."""
+        if not ended.has_token:
+            return None
+        if not ended.was_open:
+            return await self.probe(failures)
+        action = close_meaning(ended.code).action
+        if action == "refused" or (action == "token" and not self.has_fresh_tokens):
+            return SocketRefused(ended.code, ended.reason)
+        return None
+
 
 class _Message(NamedTuple):
     request: dict[str, Any]
     reply: asyncio.Future[Any]
 
 
-class _Ended(NamedTuple):
+class SocketEnd(NamedTuple):
+    """How a socket ended; `has_token` is False if there was none to open it with."""
+
     was_open: bool
     code: int
     reason: str
+    has_token: bool = True
+
+
+@contextlib.asynccontextmanager
+async def open_socket(options: ConnectionOptions, protocols: Sequence[str]) -> AsyncIterator[Any]:
+    """Open a socket with the client's token. Raises MissingExtra and the errors of websockets."""
+    try:
+        import websockets
+    except ImportError as error:
+        raise MissingExtra("websockets", "client") from error
+    try:
+        token = await options.token()
+    except Exception as error:  # of the program's own function
+        raise _NoToken(repr(error)) from error
+    given = [*protocols, *([f"headrace.bearer.{token}"] if token else [])]
+    named = [websockets.Subprotocol(each) for each in given]
+    # Frames of a snapshot may be large; the gateway bounds them.
+    async with websockets.connect(options.url, subprotocols=named or None, max_size=None) as socket:
+        yield socket
+
+
+async def ended_of(
+    opening: contextlib.AbstractAsyncContextManager[Any], serve: Callable[[Any], Awaitable[None]]
+) -> SocketEnd:
+    """Serve a socket to its end, and return how it ended. Raises Headrace's own errors."""
+    import websockets
+
+    was_open = False
+    try:
+        async with opening as socket:
+            was_open = True
+            await serve(socket)
+    except _NoToken as error:
+        _logger.warning("no token for the socket", error=str(error))
+        return SocketEnd(was_open, _LOST, f"no token: {error}", has_token=False)
+    except websockets.ConnectionClosed as closed:
+        code = _LOST if closed.rcvd is None else closed.rcvd.code
+        return SocketEnd(was_open, code, "" if closed.rcvd is None else closed.rcvd.reason)
+    except (OSError, TimeoutError, websockets.WebSocketException) as error:
+        return SocketEnd(was_open, _LOST, str(error))
+    return SocketEnd(was_open, _LOST, "")
+
+
+class _NoToken(Exception):
+    """The program's function for tokens has raised."""
 
 
 class ClientConnection:
@@ -121,41 +180,19 @@ class ClientConnection:
         while True:
             ended = await self._connect_once()
             failures = 1 if ended.was_open else failures + 1
-            refusal = await self._refusal(ended, failures)
+            refusal = await self._options.refusal(ended, failures)
             if refusal is not None:
                 self._end_all(refusal)
                 return
             self._tell("waiting", ended.code)
             await asyncio.sleep(self._options.backoff.delay_s(failures))
 
-    async def _connect_once(self) -> _Ended:
+    async def _connect_once(self) -> SocketEnd:
         """Open a socket and serve it to its end."""
         try:
-            import websockets
-        except ImportError as error:
-            raise MissingExtra("websockets", "client") from error
-        try:
-            token = await self._options.token()
-        except Exception as error:  # of the program's own function: it may work the next time
-            _logger.warning("no token for the socket", error=repr(error))
-            return _Ended(True, _LOST, f"no token: {error}")
-        protocols = [_PROTOCOL, *([f"headrace.bearer.{token}"] if token else [])]
-        was_open = False
-        try:
-            # Frames of a snapshot may be large; the gateway bounds them.
-            async with websockets.connect(
-                self._options.url, subprotocols=[websockets.Subprotocol(each) for each in protocols], max_size=None
-            ) as socket:
-                was_open = True
-                await self._serve(socket)
-        except websockets.ConnectionClosed as closed:
-            code = _LOST if closed.rcvd is None else closed.rcvd.code
-            return _Ended(was_open, code, "" if closed.rcvd is None else closed.rcvd.reason)
-        except (OSError, TimeoutError, websockets.WebSocketException) as error:
-            return _Ended(was_open, _LOST, str(error))
+            return await ended_of(open_socket(self._options, [_PROTOCOL]), self._serve)
         finally:
             self._disconnected()
-        return _Ended(was_open, _LOST, "")
 
     async def _serve(self, socket: Any) -> None:  # noqa: ANN401
         self._socket = socket
@@ -274,15 +311,6 @@ class ClientConnection:
         task = asyncio.create_task(send(), name="headrace-client-retry")
         self._later.add(task)
         task.add_done_callback(self._later.discard)
-
-    async def _refusal(self, ended: _Ended, failures: int) -> HeadraceError | None:
-        """Return the error that ends everything, if the gateway would refuse another connection, too."""
-        if not ended.was_open:
-            return await self._options.probe(failures)
-        action = close_meaning(ended.code).action
-        if action == "refused" or (action == "token" and not self._options.has_fresh_tokens):
-            return SocketRefused(ended.code, ended.reason)
-        return None
 
     def _disconnected(self) -> None:
         self._socket = None

@@ -10,11 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.client.connection import ClientConnection, ConnectionOptions
+from headrace.client.key_socket import KeySocket
 from headrace.client.requests import (
     GatewayEngine,
     GatewayJournal,
     GatewayState,
     HttpRequests,
+    key_text,
     problem_error,
     tagged_events,
 )
@@ -54,17 +56,17 @@ class GatewayClient:
         self._backoff = backoff or Backoff(first_s=0.1, limit_s=10.0)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s)
         self._requests = HttpRequests(self._http, self._token)
-        self._connection = ClientConnection(
-            ConnectionOptions(
-                url="ws" + self.url.removeprefix("http") + "/socket",
-                token=self._token,
-                has_fresh_tokens=callable(token),
-                probe=self._probe,
-                problem=problem_error,
-                backoff=self._backoff,
-                on_status=on_status,
-            )
+        self._options = ConnectionOptions(
+            url="ws" + self.url.removeprefix("http") + "/socket",
+            token=self._token,
+            has_fresh_tokens=callable(token),
+            probe=self._probe,
+            problem=problem_error,
+            backoff=self._backoff,
+            on_status=on_status,
         )
+        self._connection = ClientConnection(self._options)
+        self._sockets: list[KeySocket] = []
 
     async def __aenter__(self) -> GatewayClient:
         return self
@@ -77,6 +79,8 @@ class GatewayClient:
     async def close(self) -> None:
         """End the socket, all subscriptions, and connections."""
         await self._connection.close()
+        for socket in self._sockets:
+            await socket.close()
         await self._http.aclose()
 
     def state(self, keyspace: str, name: str) -> GatewayState:
@@ -121,6 +125,14 @@ class GatewayClient:
         path = f"/keyspaces/{quote(keyspace, safe='')}/messages/{quote(message, safe='')}"
         headers = {"idempotency-key": idempotency_key}
         return await self._requests.json("POST", path, body=dict(data), headers=headers)
+
+    def key_socket(self, keyspace: str, state: str, key: Any, *, is_json: bool = False) -> KeySocket:  # noqa: ANN401
+        """Open a socket on one key: values as framed Avro, or as JSON, and messages to the key."""
+        path = "/".join(quote(each, safe="") for each in (keyspace, "states", state, key_text(key)))
+        url = self._options.url.removesuffix("/socket") + f"/keyspaces/{path}"
+        socket = KeySocket(self._options._replace(url=url), is_json=is_json)
+        self._sockets.append(socket)
+        return socket
 
     async def _token(self) -> str | None:
         if not callable(self._given):
