@@ -85,6 +85,10 @@ class Toys:
         """Add a module."""
         (self._folder / f"{name.replace('-', '_')}.py").write_text(dedent(text))
 
+    def source(self, name: str) -> str:
+        """Return what a module holds."""
+        return (self._folder / f"{name}.py").read_text()
+
     def add(self, name: str, *, work: list[float], bound: list[float] | None, target: str = "at_least(0.5)") -> None:
         """Add a bench that reads these values; the first of each list is the warm-up's."""
         against, side = (f'"raw", {target}', 'side("bound")') if bound else ("None", "None")
@@ -113,6 +117,16 @@ def test_work_and_bound_take_turns_after_a_warm_up(toys: Toys) -> None:
     toys.add("toy", work=[1.0] * 4, bound=[1.0] * 4)
     toys.run("toy", "--rounds", "3")
     assert toys.seen("toy", "CALLS") == ["work", "bound"] * 4 + ["down"]
+
+
+def test_a_bench_of_one_round_has_no_warm_up(toys: Toys) -> None:
+    """What repeats its happenings by itself, as often as the option says, is played once."""
+    toys.add("toy", work=[1.0], bound=[1.0])
+    source = toys.source("toy").replace("setup=setup)", "setup=setup, is_one_round=True)")
+    toys.write("toy", source.replace("FOLDERS.append(stage.folder)", "FOLDERS.append(stage.repeats)"))
+    toys.run("toy", "--rounds", "3", "--repeats", "7")
+    assert toys.seen("toy", "CALLS") == ["work", "bound", "down"]
+    assert toys.seen("toy", "FOLDERS") == [7]
 
 
 def test_figures_are_medians_without_the_warm_up(toys: Toys) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from benchmarks.harness.figures import BenchFailed, Figure
 from benchmarks.harness.machine import Environment, Machine, Run, environment, this_run
-from benchmarks.harness.plots import plot
+from benchmarks.harness.plots import histogram, plot, rank_of
 from benchmarks.harness.report import store
 from benchmarks.harness.results import Result, load_results, merge, save_results
 from benchmarks.harness.table import render
@@ -90,6 +90,23 @@ def test_equal_figures_make_equal_plots(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
         assert plot([FIGURE], tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_a_histogram_shows_every_kind_and_stands_in_the_table(tmp_path: Path) -> None:
+    """A reader sees how samples are spread, and finds the plot beside the figures."""
+    samples = {"kill": [700.0, 800.0, 900.0], "freeze": [750.0]}
+    histogram(samples, tmp_path / "plots" / "failover-x.svg", title="fail-overs", unit="ms", limit=2000.0)
+    assert "<svg" in (tmp_path / "plots" / "failover-x.svg").read_text()
+    store([FIGURE], tmp_path, RUN)
+    assert "![failover-x](plots/failover-x.svg)" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "rank"), [(1, 0.99, 0), (100, 0.5, 49), (100, 0.99, 98), (200, 0.99, 197), (10, 0.99, 9)]
+)
+def test_a_percentile_is_a_sample_that_so_many_do_not_exceed(count: int, share: float, rank: int) -> None:
+    """With few samples the 99th percentile is the worst of them, never one that was not seen."""
+    assert rank_of(count, share) == rank
 
 
 def test_nothing_is_plotted_without_ratios(tmp_path: Path) -> None:

@@ -275,9 +275,9 @@ class StateReplica:
 
     def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: BootMoment) -> None:
         """Apply what the owner committed, in a commit that began then; nothing waits."""
-        before = self.progress
+        before, (topic, partition) = self.progress, self.at
         records = [
-            Record(*self.at, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
+            Record(topic, partition, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
             for record, position in landed
             if position.offset >= before.position
         ]

@@ -18,6 +18,7 @@ from headrace.log.kafka.admin import copies_for, durability_of
 from headrace.log.kafka.append import Placer, batch_bytes_of, place
 from headrace.log.kafka.client import ClientConfigs, ConnectionBreaks, Threads, servers_of
 from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
+from headrace.log.kafka.open_transaction import Attempt, produce_at_once
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
@@ -202,6 +203,40 @@ async def test_threads_run_calls_in_order_and_end() -> None:
     await threads.join()
     assert ran == list(range(20))
     assert threading.active_count() == before
+
+
+class _SmallQueue:
+    """Takes records like a producer whose queue is full now and then."""
+
+    def __init__(self, *, full_at: set[int]) -> None:
+        self._full_at = full_at
+        self._calls = 0
+        self.taken: list[bytes] = []
+
+    def produce(self, topic: str, value: bytes, *_: object) -> None:
+        self._calls += 1
+        if self._calls in self._full_at:
+            raise BufferError
+        self.taken.append(value)
+
+
+@pytest.mark.parametrize(("full_at", "count"), [(set(), 5), ({1}, 0), ({4}, 3)])
+def test_records_go_into_a_transaction_until_the_queue_is_full(full_at: set[int], count: int) -> None:
+    """The first one that has to wait is not counted, and has no place among the positions; it is added next."""
+    attempt, queue = Attempt(), _SmallQueue(full_at=full_at)
+    attempt.know({"t": _topic("t")})
+    records = [(NewRecord("t", b"k", b"%d" % n), 0) for n in range(5)]
+    assert produce_at_once(queue, attempt, records) == count
+    assert queue.taken == [b"%d" % n for n in range(count)]
+    assert (len(attempt.positions), attempt.records["t"]) == (count, count)
+
+
+def test_a_topic_of_small_batches_gets_its_records_one_by_one() -> None:
+    """Its batches are kept small by flushes, for which each record has to be looked at."""
+    attempt, queue = Attempt(), _SmallQueue(full_at=set())
+    attempt.know({"t": _topic("t", limit=1000)})
+    assert produce_at_once(queue, attempt, [(NewRecord("t", b"k", b"v"), 0)]) == 0
+    assert queue.taken == []
 
 
 class _FailingProducer:
