@@ -221,26 +221,47 @@ class CommandQueue(Generic[S]):
             self._step(*self._ready.popleft())
 
     def _step(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the lane's next command here; if something has to be waited for, a task handles the lane."""
+        """Handle the lane's next command here; if something has to be waited for, in a task."""
+        if not self._may_handle(lane):
+            self._leave_lane(aggregate, lane)
+            return
+        command = lane.waiting[0]
+        is_waiting = command.work is not None or self._handling.is_async(command.request)
+        if aggregate not in self.live or is_waiting:
+            self._tasks.start(self._run_step(aggregate, lane))
+            return
+        lane.is_next = False
+        try:
+            rest = self._handle_now(aggregate, command, lane)
+        except BaseException:
+            self._leave_lane(aggregate, lane)
+            raise
+        if rest is not None:
+            self._tasks.start(self._run_step(aggregate, lane, rest))
+        else:
+            self._go_on(aggregate, lane)
+
+    async def _run_step(self, aggregate: str, lane: CommandLane, rest: Coroutine[Any, Any, None] | None = None) -> None:
+        """Handle the lane's next command, or the rest of one that was begun."""
+        try:
+            if rest is not None:
+                await rest
+            elif self._may_handle(lane):
+                command, lane.is_next = lane.waiting[0], False
+                if not self._is_expired(command, lane):
+                    with self._traced(command):
+                        await self._handle(command, lane)
+        except BaseException:
+            self._leave_lane(aggregate, lane)
+            raise
+        self._go_on(aggregate, lane)
+
+    def _go_on(self, aggregate: str, lane: CommandLane) -> None:
+        """Handle the lane's next command later, if there is one that may be handled."""
         if self._may_handle(lane):
-            command = lane.waiting[0]
-            is_waiting = command.work is not None or self._handling.is_async(command.request)
-            if aggregate not in self.live or is_waiting:
-                self._tasks.start(self._run_lane(aggregate, lane))
-                return
-            lane.is_next = False
-            try:
-                waiting = self._handle_now(aggregate, command, lane)
-            except BaseException:
-                self._leave_lane(aggregate, lane)
-                raise
-            if waiting is not None:
-                self._tasks.start(self._run_lane(aggregate, lane, waiting))
-                return
-            if self._may_handle(lane):
-                self._make_ready(aggregate, lane)
-                return
-        self._leave_lane(aggregate, lane)
+            self._make_ready(aggregate, lane)
+        else:
+            self._leave_lane(aggregate, lane)
 
     def _leave_lane(self, aggregate: str, lane: CommandLane) -> None:
         lane.is_running = lane.is_next = False
@@ -280,24 +301,6 @@ class CommandQueue(Generic[S]):
         if command in self._alone:
             self._alone.discard(command)
             self._start_lanes()
-
-    async def _run_lane(
-        self, aggregate: str, lane: CommandLane, begun: Coroutine[Any, Any, None] | None = None
-    ) -> None:
-        """Handle the commands of one aggregate, one after the other, for as long as there are any.
-
-        `begun` is the rest of a command that was begun elsewhere.
-        """
-        try:
-            if begun is not None:
-                await begun
-            while self._may_handle(lane):
-                command, lane.is_next = lane.waiting[0], False
-                if not self._is_expired(command, lane):
-                    with self._traced(command):
-                        await self._handle(command, lane)
-        finally:
-            self._leave_lane(aggregate, lane)
 
     def _is_expired(self, command: PendingCommand, lane: CommandLane) -> bool:
         """Return True, and take the command out of its lane, if its deadline has passed."""
