@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.engine import Aggregate, Engine
+from headrace.engine import Aggregate, CommandContext, Engine, Failed, Reject
 from headrace.errors import BadArgument, CommandFailed, NotStorable
 from headrace.testing.engines import EngineHarness
 
@@ -123,3 +124,61 @@ async def _still_works(aggregate: Aggregate[Document]) -> None:
     assert (await aggregate.read()).version == 0
     await aggregate.send(Write(Document(text="fine")))
     assert (await aggregate.read()).version == 1
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _raises(error: BaseException) -> None:
+    raise error
+
+
+STRANGE: dict[str, Callable[[CommandContext[Document]], object]] = {
+    "a reply that JSON does not take": lambda context: context.reply(object()),
+    "a reply that is no number": lambda context: context.reply(float("nan")),
+    "a code that is no text": lambda _: Reject(5),  # type: ignore[arg-type]
+    "a message that is no text": lambda _: Reject("no", 5),  # type: ignore[arg-type]
+    "details that are no mapping": lambda _: Reject("no", "", [1]),  # type: ignore[arg-type]
+    "an event of another class": lambda _: 5,
+    "an error without a text": lambda _: _raises(Unprintable()),
+    "a cancellation of its own": lambda _: _raises(asyncio.CancelledError()),
+}
+
+
+@dataclass
+class DoStrange:
+    name: str
+
+
+@dataclass
+class AwaitStrange:
+    name: str
+
+
+@pytest.mark.parametrize("kind", [DoStrange, AwaitStrange])
+@pytest.mark.parametrize("name", STRANGE)
+async def test_whatever_a_handler_does_its_command_alone_fails(name: str, kind: type[DoStrange | AwaitStrange]) -> None:
+    """N8: the caller hears at once that nothing was done, and commands before and after it work."""
+    documents = documents_engine()
+
+    @documents.command
+    def do(document: Document | None, command: DoStrange, context: CommandContext[Document]) -> Any:
+        return STRANGE[command.name](context)
+
+    @documents.command
+    async def do_later(document: Document | None, command: AwaitStrange, context: CommandContext[Document]) -> Any:
+        await asyncio.sleep(0)
+        return STRANGE[command.name](context)
+
+    async with EngineHarness(documents) as harness:
+        aggregate = harness.aggregate("a")
+        before, failed, after = await asyncio.gather(
+            aggregate.try_send(Write(Document(whole=1))),
+            aggregate.try_send(kind(name)),
+            aggregate.try_send(Write(Document(whole=2))),
+        )
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, CommandFailed)
+        assert (before.version, after.version) == (1, 2)  # type: ignore[union-attr]

@@ -7,12 +7,16 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
+from headrace.errors import StateReadOnly
 from headrace.keyspace import Context, Keyspace, State, handles, state
 
 GATES: dict[str, asyncio.Event] = {}
 """By key: a handler that was told to wait does so until the test opens the gate."""
 RUNS: Counter[str] = Counter()
 """By key: how often a handler began."""
+LATE: dict[str, StateReadOnly] = {}
+"""By key: what a task was told that wrote after its handler had returned."""
+LATE_TASKS: list[asyncio.Task[None]] = []
 
 
 @dataclass
@@ -45,6 +49,20 @@ class SlowAdd:
     id: str
     amount: int
     stuck_in_run: int = 0
+
+
+class UnprintableError(Exception):
+    """An error whose text can't be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@dataclass
+class LeaveBehind:
+    """Start a task that writes, and return before it does."""
+
+    id: str
 
 
 @dataclass
@@ -149,9 +167,28 @@ class Accounts(Keyspace, partitions=2, replicas=2, store="memory"):
         RUNS[message.id] += 1
         await self.balances.put(message.id, 1)
         context.emit(message.topic, b"must not be seen")
-        if message.how == "timeout":
-            raise TimeoutError("of its own")
-        raise KeyError("no such thing")
+        match message.how:
+            case "timeout":
+                raise TimeoutError("of its own")
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "unprintable":
+                raise UnprintableError
+            case _:
+                raise KeyError("no such thing")
+
+    @handles
+    async def leave_behind(self, message: LeaveBehind) -> None:
+        """Return before a task that writes."""
+
+        async def write() -> None:
+            await GATES[message.id].wait()
+            try:
+                await self.balances.put(message.id, 1)
+            except StateReadOnly as error:
+                LATE[message.id] = error
+
+        LATE_TASKS.append(asyncio.create_task(write()))
 
     @handles
     async def emit(self, message: Emit, context: Context) -> int:

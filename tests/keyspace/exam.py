@@ -14,6 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.keyspace.accounts import (
     GATES,
+    LATE,
+    LATE_TASKS,
     RUNS,
     Accounts,
     Audit,
@@ -23,6 +25,7 @@ from tests.keyspace.accounts import (
     Describe,
     Emit,
     Forward,
+    LeaveBehind,
     Notify,
     SlowAdd,
     Sneak,
@@ -172,15 +175,26 @@ class KeyspaceExam:
         with pytest.raises(ReplyNotKept):
             await accounts.ask(message, message_id="m")
 
-    @pytest.mark.parametrize("how", ["error", "timeout"])
+    @pytest.mark.parametrize("how", ["error", "timeout", "cancelled", "unprintable"])
     async def test_a_handler_that_fails_leaves_nothing_behind(self, served: Served, output: str, how: str) -> None:
         """G2: its writes and records are forgotten, it is not run again, and the next call of the key goes on."""
         key, accounts = new_key(), served.client
-        with pytest.raises(RequestFailed, match=r"Break was not handled by keyspace 'accounts': (Key|Timeout)Error"):
+        kinds = "(Key|Timeout|Cancelled|Unprintable)Error"
+        with pytest.raises(RequestFailed, match=f"Break was not handled by keyspace 'accounts': {kinds}"):
             await accounts.ask(Break(key, output, how), timeout_s=2)
         assert RUNS[key] == 1
         assert await accounts.ask(Deposit(key, 1)) == 1
         assert await read_all(served.headrace.log, output) == []
+
+    async def test_what_a_handler_left_running_writes_nothing(self, accounts: KeyspaceClient) -> None:
+        """A write that comes after the handler has returned would be in no transaction, and is refused."""
+        key = new_key()
+        GATES[key] = asyncio.Event()
+        await accounts.ask(LeaveBehind(key))
+        GATES[key].set()
+        await LATE_TASKS.pop()
+        assert "has returned" in str(LATE.pop(key))
+        assert await accounts.get("balances", key) is None
 
     async def test_a_handler_runs_again_if_what_it_read_has_changed(self, accounts: KeyspaceClient) -> None:
         """Rule 25: a write that came between reading and commit is not overwritten."""

@@ -359,7 +359,7 @@ class Router:
         """Return how long a request may take. Raises BadArgument."""
         if timeout_s is None:
             return self._timeout_s
-        if not 0 < timeout_s < math.inf:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
             raise BadArgument("timeout_s", timeout_s, "a request has a time above 0")
         return timeout_s
 

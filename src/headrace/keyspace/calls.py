@@ -19,6 +19,7 @@ from headrace.errors import (
     ReplyNotKept,
     RequestFailed,
     StateConflict,
+    StateReadOnly,
     TimedOut,
     UnknownMessage,
     WritesInRead,
@@ -27,6 +28,7 @@ from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
 from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
+from headrace.runtime import own_text
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
 if TYPE_CHECKING:
@@ -250,7 +252,11 @@ class CallRunner:
     def _within(self, unit: UnitOfWork) -> Iterator[Keyspace]:
         """Let the application's object see the states through a unit of work."""
 
+        is_over = False
+
         def state_of(name: str) -> State[Any, Any]:
+            if is_over:  # a task that the handler has started, and has not awaited
+                raise StateReadOnly(name, "the handler that used it has returned; await all that it starts")
             return self._states.state(self._states.replica(name).spec, unit)
 
         if self._logic is None:
@@ -259,6 +265,7 @@ class CallRunner:
         try:
             yield self._logic  # type: ignore[misc]
         finally:
+            is_over = True
             CURRENT_STATES.reset(token)
 
     async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
@@ -267,9 +274,15 @@ class CallRunner:
                 return await handler.call(logic, message, context)
         except HeadraceError:
             raise
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise self._failed(message, error) from error  # the handler's own: of something that it awaited
         except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
-            kind = type(error).__name__
-            raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
+            raise self._failed(message, error) from error
+
+    def _failed(self, message: object, error: BaseException) -> RequestFailed:
+        return RequestFailed(self._spec.name, type(message).__name__, type(error).__name__, own_text(error))
 
     def _kept(self, unit: UnitOfWork, place: _ReplyPlace, digest: bytes) -> bytes | None:
         """Return the reply that a message with this id got before."""

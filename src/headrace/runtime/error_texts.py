@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from headrace.errors import HeadraceError
 
-__all__ = ["error_text"]
+__all__ = ["error_text", "own_text"]
 
 
 def error_text(error: BaseException) -> str:
     """Return the message of an error of ours, and the class and the text of any other."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # an application's error may fail at that, too
-        text = "its text can't be made"
+    name, text = type(error).__name__, own_text(error)
     if isinstance(error, HeadraceError):
         return text
     return f"{name}: {text}" if text else name
+
+
+def own_text(error: BaseException) -> str:
+    """Return what the error says."""
+    try:
+        return str(error)
+    except Exception:  # an application's error may fail at that, too
+        return "its text can't be made"
