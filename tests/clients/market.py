@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,10 +120,16 @@ def settings_of(folder: str, node_id: str, **gateway: Any) -> HeadraceSettings:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port that nobody listens at now, below those that the system gives to outgoing connections.
+
+    A gateway comes back to it after it was killed: a client that tries to reach it meanwhile must not be given it.
+    """
+    for _ in range(100):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def page_app() -> Starlette:
