@@ -72,7 +72,7 @@ SECONDS: dict[str, float] = {
     "tests/log/kafka/test_clusters.py": 25,
     "tests/secured/test_submit.py": 25,
     "tests/engine/test_simulation.py": 25,
-    "tests/keyspace/test_processes.py": 25,
+    "tests/keyspace/test_processes.py": 29,
     "tests/serde/test_registries.py": 25,
     "tests/services/test_running.py": 25,
     "tests/log/test_embedded_conformance.py": 20,

@@ -17,23 +17,23 @@ __all__ = ["ClaimHolder", "ClaimPlace", "KeyClaims", "KeyLocks"]
 class ClaimHolder:
     """Something on its way to the log, whose end others wait for. They go on in the order in which they came."""
 
-    __slots__ = ("_is_ended", "_waiting")
-
-    def __init__(self) -> None:
-        self._is_ended = False
-        self._waiting: list[asyncio.Future[None]] = []
+    # Of the class, until somebody waits: there is one for each write, and nearly always nobody does.
+    _is_ended = False
+    _waiting: list[asyncio.Future[None]] | None = None
 
     async def wait(self) -> None:
         """Return when it has ended."""
         if not self._is_ended:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiting is None:
+                self._waiting = []
             self._waiting.append(ended)
             await ended
 
     def end(self) -> None:
         """Let those who wait go on. They have their turn before whoever is told afterwards."""
         self._is_ended = True
-        for ended in self._waiting:
+        for ended in self._waiting or ():
             if not ended.done():
                 ended.set_result(None)
 
@@ -41,10 +41,7 @@ class ClaimHolder:
 class ClaimPlace(ClaimHolder):
     """The place in line of a unit that waits for claims, until it has had its turn."""
 
-    __slots__ = ("claims",)
-
     def __init__(self) -> None:
-        super().__init__()
         self.claims: set[object] = set()
 
 

@@ -64,8 +64,6 @@ class _Submitted(ClaimHolder):
     `size_bytes` is what it takes of a transaction.
     """
 
-    __slots__ = ("claims", "done", "others", "records", "size_bytes")
-
     def __init__(
         self,
         records: list[tuple[StateReplica, NewRecord]],
@@ -73,7 +71,6 @@ class _Submitted(ClaimHolder):
         claims: Collection[object],
         size_bytes: int,
     ) -> None:
-        super().__init__()
         self.records = records
         self.others = others
         self.claims = claims
