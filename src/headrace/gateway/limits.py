@@ -49,8 +49,16 @@ class Slots:
 class Rates:
     """A token bucket for each caller. A caller that was silent long enough to have a full bucket is forgotten."""
 
-    def __init__(self, per_s: float | None, burst: int, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_s: float | None,
+        burst: int,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        reason: str = "rate",
+    ) -> None:
         self._per_s = per_s
+        self._reason = reason
         self._burst = float(burst)
         self._now_s = now_s
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -67,5 +75,5 @@ class Rates:
         while len(self._buckets) > _CALLERS_AT_MOST:
             self._buckets.popitem(last=False)
         if not is_taken:
-            REFUSED.labels("rate").inc()
+            REFUSED.labels(self._reason).inc()
             raise RateExceeded((1 - tokens) / self._per_s)
