@@ -138,11 +138,10 @@ async def test_what_is_no_frame_closes_the_connection_and_is_counted(
 async def test_a_client_that_takes_nothing_is_cut(serve: Serve) -> None:
     """G7, G11: a WebSocket whose client reads nothing ends after a while and frees its place; others go on."""
     before = refused("slow_client")
-    async with serve(beside=flooding, slow_client_s=0.2) as gateway:
-        async with opened(gateway) as (reader, writer):
-            await head_of(reader)
-            assert open_connections() == 1
-            assert await is_alive(gateway)
-            await eventually(all_closed)
-            assert not writer.is_closing()
+    async with serve(beside=flooding, slow_client_s=0.2) as gateway, opened(gateway) as (reader, writer):
+        await head_of(reader)
+        assert open_connections() == 1
+        assert await is_alive(gateway)
+        await eventually(all_closed)
+        assert not writer.is_closing()
     assert refused("slow_client") == before + 1

@@ -388,19 +388,26 @@ def change_of(number: int) -> StateChange[str, int]:
     return StateChange("k", number, number, f"t:{number}")
 
 
+async def next_of(queue: PushQueue) -> tuple[int, StateChange[Any, Any]]:
+    await queue.wait()
+    taken = queue.take()
+    assert taken is not None
+    return taken
+
+
 async def test_a_slow_client_gets_the_newest_value_and_is_told() -> None:
     """G7: too many waiting changes of a key become the newest one, marked as lagged; other keys wait for nothing."""
     queue = PushQueue(3)
     for number in range(10):
         queue.put(1, change_of(number))
     queue.put(2, change_of(0))
-    got = [await queue.get() for _ in range(2)]
+    got = [await next_of(queue) for _ in range(2)]
     assert [(number, change.value, change.is_lagged) for number, change in got] == [(1, 9, True), (2, 0, False)]
     for number in range(3):
         queue.put(1, change_of(number))
     queue.drop(1)
     queue.put(3, change_of(5))
-    assert (await queue.get())[0] == 3
+    assert (await next_of(queue))[0] == 3
 
 
 async def test_a_slow_client_is_closed_if_the_settings_say_so() -> None:
@@ -409,7 +416,7 @@ async def test_a_slow_client_is_closed_if_the_settings_say_so() -> None:
     queue.put(1, change_of(1))
     queue.put(1, change_of(2))
     with pytest.raises(Busy):
-        await queue.get()
+        await next_of(queue)
 
 
 async def test_the_frames_are_those_of_the_document() -> None:

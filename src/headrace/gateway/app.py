@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -38,7 +39,7 @@ from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
-from headrace.gateway.problems import problem_of
+from headrace.gateway.problems import problem_of, problem_response
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
@@ -212,8 +213,7 @@ class GatewayApp:
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
-        scope = exchange.scope
-        address = f"address {scope['client'][0] if scope.get('client') else ''}"
+        scope, address = exchange.scope, _address_of(exchange.scope)
         parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
             caller = await self._authentication.caller(exchange.headers, parts)
@@ -221,7 +221,7 @@ class GatewayApp:
             REFUSED.labels("credentials").inc()
             self._rates.take(address)
             raise
-        self._rates.take(address if caller.is_anonymous else f"subject {caller.subject}")
+        self._rates.take(_share_of(scope, caller))
         return caller
 
     def _check_permission(self, caller: Caller, match: Match) -> None:
@@ -250,16 +250,17 @@ class GatewayApp:
         except HeadraceError as error:
             # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
             _logger.info("WebSocket refused", request_id=exchange.request_id, reason=str(error))
-            await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
+            await _deny(exchange, send, error)
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         query, path = QueryParams(scope["query_string"]), path_of(scope)
+        charge = partial(self._rates.take, _share_of(scope, caller))
         if path.rstrip(b"/") == SOCKET_PATH:
-            await self._sockets.serve_many(scope, receive, send, caller)
+            await self._sockets.serve_many(scope, receive, send, caller, charge=charge)
             return
         match = self._table.find("GET", path)
         if match is not None and match.route.path == KEY_PATH:
-            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"))
+            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"), charge=charge)
         elif self._beside is not None:
             await self._beside(scope, receive, send)
         else:
@@ -295,6 +296,26 @@ def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTe
         max_waiting=settings.max_waiting_changes,
         is_closing_slow=settings.slow_socket == "close",
     )
+
+
+def _address_of(scope: Scope) -> str:
+    return f"address {scope['client'][0] if scope.get('client') else ''}"
+
+
+def _share_of(scope: Scope, caller: Caller) -> str:
+    """Return whose share of the rate a request or a frame uses up."""
+    return _address_of(scope) if caller.is_anonymous else f"subject {caller.subject}"
+
+
+async def _deny(exchange: Exchange, send: Send, error: HeadraceError) -> None:
+    """Refuse a WebSocket with the status of the problem, where the server can send one; else it is always 403."""
+    if "websocket.http.response" not in (exchange.scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
+        return
+    response = problem_response(error, exchange.request_id)
+    head = {"type": "websocket.http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(head)
+    await send({"type": "websocket.http.response.body", "body": response.body})
 
 
 def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -15,9 +15,13 @@ from headrace.gateway.pushes import schema_frame
 from headrace.gateway.state_forms import MessageForm
 from headrace.serde import Registry, Schema, Version, short_name, subject_of
 
-__all__ = ["SocketTypes", "SocketWire"]
+__all__ = ["SocketLeft", "SocketTypes", "SocketWire"]
 
 _MOST_REASON_BYTES = 120  # of a close frame, whose payload has 125
+
+
+class SocketLeft(Exception):
+    """The client has left, and did not get the frame."""
 
 
 class SocketWire:
@@ -41,16 +45,20 @@ class SocketWire:
                 return
             text = message.get("text")
             yield text if text is not None else message.get("bytes") or b""
+            await asyncio.sleep(0)  # many frames that came at once must not hold up everybody else
 
     async def send(self, frame: str | bytes) -> None:
-        """Send a frame; it waits while the client is slower than the frames."""
+        """Send a frame; it waits while the client is slower than the frames. Raises SocketLeft."""
         kind = "text" if isinstance(frame, str) else "bytes"
         async with self._sending:
-            await self._send({"type": "websocket.send", kind: frame})
+            try:
+                await self._send({"type": "websocket.send", kind: frame})
+            except OSError as error:  # as ASGI has it
+                raise SocketLeft from error
 
     async def close(self, code: int, reason: str) -> None:
         """Close the socket with a code and a reason."""
-        with contextlib.suppress(RuntimeError):  # the client may have left in this moment
+        with contextlib.suppress(RuntimeError, OSError):  # the client may have left in this moment
             shown = reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
             await self._send({"type": "websocket.close", "code": code, "reason": shown})
 

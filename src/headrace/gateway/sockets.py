@@ -7,10 +7,10 @@ carries many keys, with the place to resume after in each push. The layout of al
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Iterable
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -23,13 +23,14 @@ from headrace.errors import (
     Unauthenticated,
     Unavailable,
 )
+from headrace.gateway.feeds import KeyFeeds
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
 from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
-from headrace.gateway.socket_wire import SocketTypes, SocketWire
+from headrace.gateway.socket_wire import SocketLeft, SocketTypes, SocketWire
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
 from headrace.serde import Registry, is_framed, schema_id_of
@@ -41,6 +42,7 @@ MANY_KEYS = "headrace.v1"
 JSON_PROTOCOL = "headrace.json"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
+_HEARTBEAT_S = 5.0
 
 _logger = get_logger(__name__)
 
@@ -78,45 +80,72 @@ class Sockets:
         self._routes = routes
         self._registry = registry
         self._terms = terms
+        self._feeds = KeyFeeds()
 
     async def serve_key(
-        self, scope: Scope, receive: Receive, send: Send, caller: Caller, path: dict[str, str], after: str | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        caller: Caller,
+        path: dict[str, str],
+        after: str | None,
+        *,
+        charge: Callable[[], None],
     ) -> None:
-        """Serve a socket on one key. Raises Forbidden, NotFound, BadArgument before it is accepted."""
+        """Serve a socket on one key. Raises Forbidden, NotFound, BadArgument before it is accepted.
+
+        `charge` counts a frame of the client as a request; it raises RateExceeded.
+        """
         caller.check("read", "keyspace", path["keyspace"])
         served, state = self._routes.form(path["keyspace"], path["state"])
         key = state.key(path["key"])
         is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
-        socket = _KeySocket(
-            SocketWire(receive, send), self._terms, caller, served, state, key, self._types(served), is_json=is_json
-        )
+        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
+        socket = _KeySocket(end, served, state, key, self._types(served), is_json=is_json)
         protocol = JSON_PROTOCOL if JSON_PROTOCOL in scope["subprotocols"] else None
         with self._terms.slots.take():
             await socket.run(protocol, after)
 
-    async def serve_many(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+    async def serve_many(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, *, charge: Callable[[], None]
+    ) -> None:
         """Serve a socket of the sub-protocol `headrace.v1`. Raises BadArgument if the client does not speak it."""
         if MANY_KEYS not in scope["subprotocols"]:
-            raise BadArgument("sub-protocol", ", ".join(scope["subprotocols"]), f"this socket speaks {MANY_KEYS}")
+            # What was offered instead is not shown: a token may be among it.
+            raise BadArgument("sub-protocol", f"{len(scope['subprotocols'])} others", f"this socket speaks {MANY_KEYS}")
+        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
         with self._terms.slots.take():
-            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes).run(MANY_KEYS)
+            await _ManySocket(end, self._routes).run(MANY_KEYS)
 
     def _types(self, served: ServedKeyspace) -> SocketTypes:
         return SocketTypes(self._registry, served, self._routes.messages(served.spec.name))
 
 
+class _SocketEnd(NamedTuple):
+    """This end of a socket: its connection, who is at the other end, and what all sockets share."""
+
+    wire: SocketWire
+    terms: SocketTerms
+    caller: Caller
+    feeds: KeyFeeds
+    charge: Callable[[], None]
+
+
 class _Socket:
     """What both kinds of sockets do: read, write, and end together."""
 
-    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller) -> None:
-        self.wire = wire
-        self.terms = terms
-        self.caller = caller
-        self.queue = PushQueue(terms.max_waiting, is_closing=terms.is_closing_slow)
+    def __init__(self, end: _SocketEnd) -> None:
+        self.wire, self.terms, self.caller, self.feeds, self.charge = end
+        self.queue = PushQueue(self.terms.max_waiting, is_closing=self.terms.is_closing_slow)
         self.following: dict[int, asyncio.Task[None]] = {}
+        self.pushing = asyncio.Lock()
 
     async def live(self, receiving: Awaitable[None]) -> None:
-        """Run until the client leaves, the gateway stops, the token ends, or something fails; then close."""
+        """Run until the client leaves, the gateway stops, the token ends, or something fails; then close.
+
+        Nothing is pushed any more when the reason is told: a client that is slow to read must not go on getting values.
+        """
         tasks = {
             asyncio.ensure_future(receiving),
             asyncio.ensure_future(self._write()),
@@ -125,12 +154,21 @@ class _Socket:
         stop = asyncio.ensure_future(self.terms.closing.wait())
         try:
             done, _ = await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if stop in done:
-                await self.wire.close(RESTARTING, "the gateway stops; connect again")
-            for task in done - {stop}:
-                await self._end(task.exception())
         finally:
             await _cancelled({*tasks, stop, *self.following.values()})
+        for task in done - {stop}:
+            await self._end(task.exception())
+        if stop in done:
+            await self.wire.close(RESTARTING, "the gateway stops; connect again")
+
+    async def follow(self, number: int, served: ServedKeyspace, state: StateForm, key: Any, after: str | None) -> None:  # noqa: ANN401
+        """Put the changes of a key into the queue, until cancelled. Raises what ends the subscription."""
+
+        def source(after: str | None) -> AsyncIterator[StateChange[Any, Any]]:
+            return served.client.changes(state.name, key, after=after, heartbeat_s=_HEARTBEAT_S)
+
+        name = (served.spec.name, state.name, key)
+        await self.feeds.follow(name, source, after, partial(self.queue.put, number))
 
     async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the frame of a change; None if the client has it already."""
@@ -138,9 +176,13 @@ class _Socket:
 
     async def _write(self) -> None:
         while True:
-            frame = await self.frame_of(*await self.queue.get())
-            if frame is not None:
-                await self.wire.send(frame)
+            await self.queue.wait()
+            # What a subscription still sends goes out before the news that it has ended: see `pushing` below.
+            async with self.pushing:
+                taken = self.queue.take()
+                frame = await self.frame_of(*taken) if taken is not None else None
+                if frame is not None:
+                    await self.wire.send(frame)
 
     async def _expire(self) -> None:
         if self.caller.expires_s is None:
@@ -150,8 +192,8 @@ class _Socket:
         raise Unauthenticated("the token has expired; connect again with a new one")
 
     async def _end(self, error: BaseException | None) -> None:
-        if error is None:
-            return  # the client has left
+        if error is None or isinstance(error, SocketLeft):
+            return  # nobody is left to tell
         if isinstance(error, Unavailable):
             reason = "too slow" if isinstance(error, Busy) else problem_of(error).detail
             await self.wire.close(TRY_LATER, reason)
@@ -168,9 +210,7 @@ class _KeySocket(_Socket):
 
     def __init__(
         self,
-        wire: SocketWire,
-        terms: SocketTerms,
-        caller: Caller,
+        end: _SocketEnd,
         served: ServedKeyspace,
         state: StateForm,
         key: Any,  # noqa: ANN401
@@ -178,7 +218,7 @@ class _KeySocket(_Socket):
         *,
         is_json: bool,
     ) -> None:
-        super().__init__(wire, terms, caller)
+        super().__init__(end)
         self._served = served
         self._state = state
         self._key = key
@@ -204,12 +244,12 @@ class _KeySocket(_Socket):
 
     async def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
         if self._is_json:
-            return "{}" if value is None else msgspec.json.encode(self._state.to_json(value)).decode()
-        return b"" if value is None else await self._state.to_avro(value)
+            return "{}" if value is None else self._state.json_pushed(value).decode()
+        return b"" if value is None else await self._state.avro_pushed(value)
 
     async def _both(self, after: str | None) -> None:
         """Follow the key and take frames, until either ends."""
-        follow = asyncio.ensure_future(_follow(self, 0, self._served, self._state, self._key, after))
+        follow = asyncio.ensure_future(self.follow(0, self._served, self._state, self._key, after))
         take = asyncio.ensure_future(self._take())
         try:
             done, _ = await asyncio.wait({follow, take}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +260,7 @@ class _KeySocket(_Socket):
 
     async def _take(self) -> None:
         async for frame in self.wire.frames():
+            self.charge()
             if isinstance(frame, str):
                 await self._take_text(frame)
             elif (asked := schema_id_asked(frame)) is not None:
@@ -263,8 +304,8 @@ class _KeySocket(_Socket):
 class _ManySocket(_Socket):
     """A socket with many keys, each a subscription with a number that the client chooses."""
 
-    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller, routes: KeyspaceRoutes) -> None:
-        super().__init__(wire, terms, caller)
+    def __init__(self, end: _SocketEnd, routes: KeyspaceRoutes) -> None:
+        super().__init__(end)
         self._routes = routes
         self._asked: dict[int, tuple[_Subscribe, StateForm]] = {}
 
@@ -279,9 +320,9 @@ class _ManySocket(_Socket):
             return None
         asked, state = self._asked[number]
         if asked.format == "avro":
-            return encode_push(number, change, b"" if change.value is None else await state.to_avro(change.value))
+            return encode_push(number, change, b"" if change.value is None else await state.avro_pushed(change.value))
         push: dict[str, Any] = {"op": "lagged" if change.is_lagged else "value", "id": number, "offset": change.token}
-        push["value"] = state.to_json(change.value)
+        push["value"] = None if change.value is None else msgspec.Raw(state.json_pushed(change.value))
         if change.is_present:
             push["is_present"] = True
         if change.is_expiry:
@@ -292,6 +333,7 @@ class _ManySocket(_Socket):
         async for frame in self.wire.frames():
             request = _request_of(frame)
             try:
+                self.charge()
                 if isinstance(request, _Subscribe):
                     self._subscribe(request)
                 else:
@@ -315,11 +357,14 @@ class _ManySocket(_Socket):
         self.following[request.id] = asyncio.ensure_future(follow)
 
     async def _followed(self, request: _Subscribe, served: ServedKeyspace, state: StateForm, key: Any) -> None:  # noqa: ANN401
+        """Follow a key. Whatever ends that, the client is told: a subscription must not fall silent."""
         try:
-            await _follow(self, request.id, served, state, key, request.after)
-        except HeadraceError as error:
-            await self._tell(request.id, error)
+            await self.follow(request.id, served, state, key, request.after)
+        except Exception as error:
+            if not isinstance(error, HeadraceError):
+                _logger.exception("subscription failed", error=repr(error))
             self._forget(request.id)
+            await self._tell(request.id, error)
 
     async def _unsubscribe(self, number: int) -> None:
         task = self.following.get(number)
@@ -327,31 +372,20 @@ class _ManySocket(_Socket):
             raise NotFound(f"subscription {number}")
         await _cancelled({task})
         self._forget(number)
-        await self.wire.send(msgspec.json.encode({"op": "unsubscribed", "id": number}).decode())
+        await self._say({"op": "unsubscribed", "id": number})
 
     def _forget(self, number: int) -> None:
         self.queue.drop(number)
         self.following.pop(number, None)
         self._asked.pop(number, None)
 
-    async def _tell(self, number: int, error: HeadraceError) -> None:
-        problem = {"op": "problem", "id": number, "problem": problem_of(error).to_json("")}
-        await self.wire.send(msgspec.json.encode(problem).decode())
+    async def _tell(self, number: int, error: Exception) -> None:
+        await self._say({"op": "problem", "id": number, "problem": problem_of(error).to_json("")})
 
-
-async def _follow(
-    socket: _Socket,
-    number: int,
-    served: ServedKeyspace,
-    state: StateForm,
-    key: Any,  # noqa: ANN401
-    after: str | None,
-) -> None:
-    """Put the changes of a key into the socket's queue, until cancelled. Raises what ends the subscription."""
-    async with contextlib.aclosing(served.client.changes(state.name, key, after=after)) as changes:  # type: ignore[type-var]
-        async for change in changes:
-            if not change.is_heartbeat:
-                socket.queue.put(number, change)
+    async def _say(self, frame: dict[str, Any]) -> None:
+        """Send a frame that is no push, behind a push that is on its way: its subscription may end with this one."""
+        async with self.pushing:
+            await self.wire.send(msgspec.json.encode(frame).decode())
 
 
 def _request_of(frame: str | bytes) -> _Subscribe | _Unsubscribe:
