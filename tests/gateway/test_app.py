@@ -49,6 +49,7 @@ STATUSES: list[tuple[Exception, int]] = [
     (errors.Forbidden("read", "no grant"), 403),
     (errors.Unauthenticated("no token"), 401),
     (errors.UnknownTopic("t"), 404),
+    (errors.TopicClaimed("t", "e", "append"), 409),
     (NotImplementedError("not here"), 501),
     (TimedOut("append", 3.0), 503),
     (TimeoutError(), 503),

@@ -180,6 +180,8 @@ async def test_keys_are_listed_counted_and_found(market: Market) -> None:
     assert (await market.client.get("/keyspaces/accounts/counts/lines")).json() == {"count": 5}
     await market.client.put(f"{STATE}/found", json={"owner": "zoe"})
     found = await market.client.get("/keyspaces/accounts/indexes/balances/owner", params={"value": '"zoe"'})
+    deep = await market.client.get("/keyspaces/accounts/indexes/balances/owner", params={"value": "[" * 5_000})
+    assert deep.status_code == 400
     assert [pair["key"] for pair in found.json()["pairs"]] == ["found"]
     assert (await market.client.get(lines)).status_code == 400
     assert (await market.client.get(lines, params={"prefix": "p"})).status_code == 400

@@ -362,8 +362,16 @@ async def test_pages_of_other_origins_are_refused(new_client: NewClient) -> None
 async def test_a_gateway_without_authentication_answers_to_names_of_this_machine(new_client: NewClient) -> None:
     """G10: a page that has its own name lead to this machine is refused; a named host is accepted."""
     client = new_client()
-    for host, status in (("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:8080", 200), ("evil.example", 403)):
+    for host, status in (
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("[", 403),
+    ):
         assert (await client.get("/health/live", headers={"host": host})).status_code == status, host
+    twice = [("host", "localhost"), ("host", "evil.example")]
+    assert (await client.get("/health/live", headers=twice)).status_code == 403
     named = new_client(hosts=["api.example"])
     assert (await named.get("/health/live", headers={"host": "API.example:443"})).status_code == 200
     assert (await named.get("/health/live", headers={"host": "localhost"})).status_code == 403

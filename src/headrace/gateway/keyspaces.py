@@ -241,7 +241,7 @@ class KeyspaceRoutes:
             raise NotFound(f"index {index!r} of state {state.name!r}")
         try:
             value = msgspec.json.decode((text or "").encode())
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadArgument("value", (text or "")[:60], 'it is JSON, as in 7 or "ann"') from error
         limit = self._limit(request)
         found = await forms.served.client.find(

@@ -37,6 +37,14 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
+def _name_in(host: str) -> str:
+    """Return the name in a header Host, without its port; nothing if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that hold no address
+        return ""
+
+
 class Origins:
     """Checks the headers Host and Origin, and makes the headers of CORS."""
 
@@ -49,7 +57,7 @@ class Origins:
     def check(self, method: str, scheme: str, headers: Headers) -> None:
         """Raise Forbidden for a request that a page without permission may have caused."""
         host = headers.get("host", "").lower()
-        if self._hosts and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+        if self._hosts and (len(headers.getlist("host")) > 1 or _name_in(host) not in self._hosts):
             REFUSED.labels("host").inc()
             raise Forbidden("use this gateway by this name", "the header Host is not one of gateway.hosts")
         origin = headers.get("origin")

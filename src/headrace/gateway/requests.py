@@ -12,7 +12,7 @@ from headrace.errors import BadArgument, WrongMediaType
 from headrace.gateway.permissions import Caller
 from headrace.gateway.routes import JSON, GatewayRoute
 
-__all__ = ["GatewayRequest", "chosen_media_type"]
+__all__ = ["GatewayRequest", "chosen_media_type", "whole_number"]
 
 T = TypeVar("T")
 _WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
@@ -54,10 +54,17 @@ class GatewayRequest:
         text = self.text(name)
         if text is None:
             return default
-        is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-        if not is_number or not least <= int(text) <= most:
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
             raise BadArgument(name, text[:60], f"it is a whole number from {least} to {most}")
-        return int(text)
+        return number
+
+    def once(self, name: str) -> str | None:
+        """Return a header that may be sent once; None if it is absent. Raises BadArgument."""
+        given = self.headers.getlist(name)
+        if len(given) > 1:
+            raise BadArgument(name, len(given), "it may be sent once only")
+        return given[0] if given else None
 
     def flag(self, name: str) -> bool:
         """Return True if the query says `name` or `name=true`. Raises BadArgument."""
@@ -96,6 +103,11 @@ class GatewayRequest:
             if name not in known:
                 rule = f"this route has {', '.join(known)}" if known else "this route has no parameters"
                 raise BadArgument("parameter", name[:60], rule)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of digits stands for; None if it is none, or longer than any number here."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def chosen_media_type(accept: str, offered: Sequence[str]) -> str:
