@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 from typing import Any
 
 import httpx
@@ -70,6 +71,13 @@ async def test_every_kind_of_failure_has_its_status(new_client: NewClient) -> No
         assert answer.json()["detail"]
         assert SECRET not in answer.text
         assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+async def test_a_compressed_body_is_refused_unread(client: Client) -> None:
+    """G11: nothing is unpacked, so nothing small becomes large; the caller is told which coding is taken."""
+    body = gzip.compress(b'{"events":[{}]}')
+    answer = await client.post("/journals/accounts/a", content=body, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["offered"]) == (415, ["identity"])
 
 
 @pytest.mark.parametrize("kind", LEAVES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import logging
@@ -29,7 +30,7 @@ from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unaut
 from headrace.gateway import SignedParts, check_protected, sign_request
 from headrace.gateway.origins import host_and_port
 from headrace.gateway.permissions import GrantBook, parse_grant
-from headrace.gateway.signatures import MessageSignatures, SignatureInput, signature_base
+from headrace.gateway.signatures import COVERED, MessageSignatures, SignatureInput, content_digest, signature_base
 from headrace.gateway.tokens import JsonWebKeys
 from headrace.model import Event
 
@@ -297,6 +298,39 @@ def test_a_nonce_is_remembered_as_long_as_its_signature_is_valid() -> None:
             checked.key_id(sent, whole)
 
 
+def test_a_signature_from_before_a_restart_is_refused() -> None:
+    """G10: a process that has forgotten the nonces takes nothing that was signed while it did not run."""
+    parts = SignedParts("GET", "/", "", "", {})
+    for created_s, is_accepted in ((990, False), (1000, True), (1010, True)):
+        restarted = MessageSignatures(SECRETS["secrets"], window_s=300, now_s=lambda: 1000.9)
+        headers = sign_request(SECRET, "svc", parts, b"", nonce="n", created_s=created_s)
+        whole = SignedParts("GET", "/", "", "", headers)
+        with contextlib.nullcontext() if is_accepted else pytest.raises(Unauthenticated, match="sign"):
+            restarted.key_id(Headers(headers), whole)
+
+
+@pytest.mark.parametrize(
+    ("times", "is_accepted"),
+    [
+        ("created=1000;expires=1010", True),
+        ("created=1000;expires=1004", False),
+        (f"created={'9' * 400}", False),
+        (f"created=1000;expires={'9' * 400}", False),
+    ],
+)
+def test_a_signature_ends_when_it_says_so(times: str, is_accepted: bool) -> None:
+    """G10: `expires` is honoured, and a time that is none is a refusal, not a failure."""
+    now_s = [1000.0]
+    checked = MessageSignatures(SECRETS["secrets"], window_s=300, now_s=lambda: now_s[0])
+    now_s[0] = 1005.0
+    raw = f'("@method" "@path" "@query" "content-digest");{times};keyid="svc";nonce="n"'
+    parts = SignedParts("GET", "/", "", "", {"content-digest": content_digest(b"")})
+    mac = base64.b64encode(hmac.digest(SECRET, signature_base(parts, COVERED, raw), "sha256")).decode()
+    sent = Headers({"signature-input": f"sig1={raw}", "signature": f"sig1=:{mac}:", **parts.headers})
+    with contextlib.nullcontext() if is_accepted else pytest.raises(Unauthenticated):
+        checked.key_id(sent, parts)
+
+
 @pytest.mark.parametrize("secret", ["short", base64.b64encode(b"x" * 31).decode(), "%%%"])
 def test_a_weak_secret_is_refused_when_the_gateway_starts(secret: str) -> None:
     """G10: 32 bytes as base64, or nothing is served; the message does not show the secret."""
@@ -362,13 +396,8 @@ async def test_pages_of_other_origins_are_refused(new_client: NewClient) -> None
 async def test_a_gateway_without_authentication_answers_to_names_of_this_machine(new_client: NewClient) -> None:
     """G10: a page that has its own name lead to this machine is refused; a named host is accepted."""
     client = new_client()
-    for host, status in (
-        ("localhost:8080", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8080", 200),
-        ("evil.example", 403),
-        ("[", 403),
-    ):
+    accepted = {"localhost:8080": 200, "127.0.0.1": 200, "[::1]:8080": 200, "evil.example": 403, "[": 403}
+    for host, status in accepted.items():
         assert (await client.get("/health/live", headers={"host": host})).status_code == status, host
     twice = [("host", "localhost"), ("host", "evil.example")]
     assert (await client.get("/health/live", headers=twice)).status_code == 403

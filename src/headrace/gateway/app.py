@@ -27,6 +27,7 @@ from headrace.errors import (
     NotFound,
     TimedOut,
     Unauthenticated,
+    WrongMediaType,
 )
 from headrace.gateway.engines import EngineRoutes
 from headrace.gateway.exchange import ClientLeft, Exchange, path_of
@@ -209,6 +210,8 @@ class GatewayApp:
             REFUSED.labels("body").inc()
             raise
         self._authentication.check_body(exchange.headers, body)
+        if (coding := exchange.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise WrongMediaType("Content-Encoding", coding[:60], ("identity",))
         return body
 
     async def _caller(self, exchange: Exchange) -> Caller:

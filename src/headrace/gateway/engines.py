@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from headrace.engine import EngineClient, Rejected, Success
 from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
+from headrace.gateway.etags import etag_of, has_version
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
 from headrace.protocol import check_text
@@ -47,6 +48,7 @@ class EngineRoutes:
                 "Get the committed state of an aggregate; ETag is its version.",
                 answer=RouteAnswer("The state.", content={JSON: {"type": "object", "required": ["state", "version"]}}),
                 needs=Needs("read", "engine", "{engine}"),
+                parameters=(RouteParameter("If-None-Match", "The version you have.", place="header"),),
             ),
             route(
                 "POST",
@@ -75,7 +77,9 @@ class EngineRoutes:
         if found.state is None:
             return None
         content = {"state": msgspec.to_builtins(found.state), "version": found.version, "since": found.since}
-        headers = {"etag": f'"{found.version}"', "cache-control": "no-cache"}
+        headers = {"etag": etag_of(found.version), "cache-control": "no-cache"}
+        if has_version(request.headers, found.version):
+            return Response(status_code=304, headers=headers)
         return Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
 
     async def send(self, request: GatewayRequest) -> object:
@@ -115,12 +119,12 @@ def _command_of(client: EngineClient[Any], request: GatewayRequest) -> Any:  # n
 
 
 def _command_id_of(request: GatewayRequest) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = request.once("idempotency-key")
     return None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_BYTES)
 
 
 def _expected_of(request: GatewayRequest) -> int | None:
-    sent = request.headers.get("if-match")
+    sent = request.once("if-match")
     if sent is None:
         return None
     text = sent.strip().strip('"')

@@ -92,18 +92,19 @@ class StreamResponse:
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
+        """Send the stream; of a request for its headers alone, only these."""
         try:
+            if scope.get("method") == "HEAD":
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+                await send({"type": "http.response.body", "body": b""})
+                return
             with self._terms.slots.take():
                 await self._send(receive, send)
         finally:
             await self._close()
 
     async def _send(self, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-store")]
-        # Proxies that gather answers would hold events back.
-        headers.append((b"x-accel-buffering", b"no"))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         stops: set[asyncio.Future[Any]] = {asyncio.ensure_future(_disconnected(receive))}
         if self._is_live:
             stops.add(asyncio.ensure_future(self._terms.closing.wait()))
@@ -115,6 +116,14 @@ class StreamResponse:
                 stop.cancel()
         if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self._media_type.encode()),
+            (b"cache-control", b"no-store"),
+            (b"vary", b"accept"),
+            (b"x-accel-buffering", b"no"),  # proxies that gather answers would hold events back
+        ]
 
     async def _pump(self, send: Send, stops: set[asyncio.Future[Any]]) -> bool:
         """Send items until there are no more. Return True if the answer may be ended in order."""
