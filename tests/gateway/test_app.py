@@ -174,6 +174,49 @@ async def test_more_requests_than_may_be_in_flight_are_refused_at_once(new_clien
     assert (await client.get("/health/live")).status_code == 200
 
 
+async def test_one_caller_does_not_take_the_places_of_others(hr: Headrace) -> None:
+    """G11: who has as many requests in flight as one caller may have is refused; another one is answered."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: GatewayRequest) -> object:
+        entered.set()
+        await leave.wait()
+        return {}
+
+    app = app_of(hr, routes=[route(handler)], max_requests_in_flight=3, max_requests_in_flight_per_caller=1)
+    one, other = (
+        Client(transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost")
+        for address in ("10.0.0.1", "10.0.0.2")
+    )
+    async with one, other:
+        first = asyncio.create_task(one.get("/x"))
+        await entered.wait()
+        assert (await one.get("/health/live")).status_code == 503
+        assert (await other.get("/health/live")).status_code == 200
+        leave.set()
+        assert (await first).status_code == 200
+        assert (await one.get("/health/live")).status_code == 200
+
+
+async def test_the_bodies_in_memory_are_bounded_together(new_client: NewClient) -> None:
+    """G11: bodies that do not fit beside those that are being handled get 503, and fit again afterwards."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: GatewayRequest) -> object:
+        entered.set()
+        await leave.wait()
+        return {"size": len(request.body)}
+
+    client = new_client(routes=[route(handler, method="POST")], max_bodies_bytes=1000)
+    first = asyncio.create_task(client.post("/x", content=bytes(800)))
+    await entered.wait()
+    assert (await client.post("/x", content=bytes(300))).status_code == 503
+    leave.set()
+    assert (await first).json() == {"size": 800}
+    for _ in range(3):
+        assert (await client.post("/x", content=bytes(900))).json() == {"size": 900}
+
+
 async def test_routes_of_the_application_are_served_beside(new_client: NewClient) -> None:
     """G4: an ASGI application gets what no route takes, with the caller and behind the same guards."""
 

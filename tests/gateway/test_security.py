@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import jwt
@@ -32,6 +33,7 @@ from headrace.gateway.origins import host_and_port
 from headrace.gateway.permissions import GrantBook, parse_grant
 from headrace.gateway.signatures import COVERED, MessageSignatures, SignatureInput, content_digest, signature_base
 from headrace.gateway.tokens import JsonWebKeys
+from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event
 
 PATH = "/journals/accounts/a"
@@ -391,6 +393,23 @@ async def test_pages_of_other_origins_are_refused(new_client: NewClient) -> None
     refused = await client.options(PATH, headers={**evil, **asking})
     assert "access-control-allow-origin" not in refused.headers
     assert (await client.post(PATH, json=body, headers={"origin": "http://localhost"})).status_code == 201
+
+
+async def test_a_page_goes_on_behind_events_that_may_not_be_read(
+    new_client: NewClient, hr: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G15: a page does not go through all that it leaves out: it ends, and says where the next one begins."""
+    monkeypatch.setattr("headrace.gateway.tag_events._LEFT_OUT_AT_MOST", 3)
+    await hr.log.admin.create("hidden", partitions=1, config=JOURNAL_TOPIC)
+    await hr.journal("hidden").append("h", [Event(number, number, ("vip",)) for number in range(1, 9)])
+    await hr.journal("accounts").append("a", [Event(1, "seen", ("vip",))])
+    client = new_client(signatures=SECRETS, grants={"svc": ["read tag/*", "read topic/accounts"]})
+    pages, url = [], "/events?tag=vip"
+    while not pages or not pages[-1]["is_end"]:
+        pages.append((await client.get(url, headers=signed("GET", url))).json())
+        url = f"/events?tag=vip&after={quote(pages[-1]['next'])}"
+    assert [each["payload"] for page in pages for each in page["events"]] == ["seen"]
+    assert len(pages) == 3
 
 
 async def test_a_gateway_without_authentication_answers_to_names_of_this_machine(new_client: NewClient) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -34,7 +35,7 @@ from headrace.gateway.exchange import ClientLeft, Exchange, path_of
 from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
-from headrace.gateway.limits import Rates, Slots
+from headrace.gateway.limits import BodyBytes, Rates, Slots
 from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
@@ -81,11 +82,18 @@ class GatewayApp:
         self._settings = settings
         self._beside = beside
         self._closing = asyncio.Event()
-        self._in_flight = Slots("requests", settings.max_requests_in_flight, IN_FLIGHT)
+        self._in_flight = Slots(
+            "requests",
+            settings.max_requests_in_flight,
+            IN_FLIGHT,
+            per_caller=settings.max_requests_in_flight_per_caller,
+        )
+        self._bodies = BodyBytes(settings.max_bodies_bytes)
         self._origins = Origins(settings)
         self._authentication = Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
-        terms = StreamTerms(Slots("streams", settings.max_streams, STREAMS), self._closing, settings.heartbeat_s)
+        streams = Slots("streams", settings.max_streams, STREAMS, per_caller=settings.max_streams_per_caller)
+        terms = StreamTerms(streams, self._closing, settings.heartbeat_s)
         self._operations = OperationRoutes(
             parts.health,
             lambda: self._table.routes,
@@ -144,12 +152,11 @@ class GatewayApp:
             )
 
     async def _send_answer(self, exchange: Exchange) -> None:
-        with self._in_flight.take():
+        with exchange.places:
             response = await self._answer(exchange)
-            if not isinstance(response, StreamResponse):
-                await response(exchange.scope, exchange.receive, exchange.send)
-                return
-        await response(exchange.scope, exchange.receive, exchange.send)  # streams have places of their own
+            if isinstance(response, StreamResponse):
+                exchange.places.close()  # streams have places of their own
+            await response(exchange.scope, exchange.receive, exchange.send)
 
     async def _answer(self, exchange: Exchange) -> ASGIApp:
         """Return the response to a request. Raises what is answered as a problem."""
@@ -166,7 +173,8 @@ class GatewayApp:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
         exchange.check_length(self._settings.max_body_bytes)
-        scope[CALLER] = await self._caller(exchange)
+        caller = scope[CALLER] = await self._caller(exchange)
+        exchange.places.enter_context(self._in_flight.take(caller.share))
         if self._authentication.is_signed(headers):
             return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
         return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
@@ -187,6 +195,8 @@ class GatewayApp:
         caller = await self._caller(exchange)
         self._check_permission(caller, match)
         body = await self._body(exchange)
+        # Not before: clients that are slow to send a body would take the places of all others.
+        exchange.places.enter_context(self._in_flight.take(caller.share))
         request = GatewayRequest(
             match.route,
             match.path,
@@ -205,7 +215,9 @@ class GatewayApp:
 
     async def _body(self, exchange: Exchange) -> bytes:
         try:
-            body = await exchange.body(self._settings.max_body_bytes, within_s=self._settings.request_timeout_s)
+            body = await exchange.body(
+                self._settings.max_body_bytes, self._bodies, within_s=self._settings.request_timeout_s
+            )
         except BodyTooLarge:
             REFUSED.labels("body").inc()
             raise
@@ -216,15 +228,17 @@ class GatewayApp:
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
-        scope, address = exchange.scope, _address_of(exchange.scope)
+        scope = exchange.scope
+        address = scope["client"][0] if scope.get("client") else ""
         parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
             caller = await self._authentication.caller(exchange.headers, parts)
         except Unauthenticated:
             REFUSED.labels("credentials").inc()
-            self._rates.take(address)
+            self._rates.take(Caller("", is_anonymous=True, address=address).share)
             raise
-        self._rates.take(_share_of(scope, caller))
+        caller = replace(caller, address=address)
+        self._rates.take(caller.share)
         return caller
 
     def _check_permission(self, caller: Caller, match: Match) -> None:
@@ -257,7 +271,7 @@ class GatewayApp:
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         query, path = QueryParams(scope["query_string"]), path_of(scope)
-        charge = partial(self._rates.take, _share_of(scope, caller))
+        charge = partial(self._rates.take, caller.share)
         if path.rstrip(b"/") == SOCKET_PATH:
             await self._sockets.serve_many(scope, receive, send, caller, charge=charge)
             return
@@ -299,15 +313,6 @@ def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTe
         max_waiting=settings.max_waiting_changes,
         is_closing_slow=settings.slow_socket == "close",
     )
-
-
-def _address_of(scope: Scope) -> str:
-    return f"address {scope['client'][0] if scope.get('client') else ''}"
-
-
-def _share_of(scope: Scope, caller: Caller) -> str:
-    """Return whose share of the rate a request or a frame uses up."""
-    return _address_of(scope) if caller.is_anonymous else f"subject {caller.subject}"
 
 
 async def _deny(exchange: Exchange, send: Send, error: HeadraceError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 
@@ -10,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import BadArgument, BodyTooLarge, TimedOut
+from headrace.gateway.limits import BodyBytes
 from headrace.gateway.problems import problem_response
 from headrace.observe import get_logger
 
@@ -26,7 +28,10 @@ class ClientLeft(Exception):
 
 
 class Exchange:
-    """A request and what is known of its answer. `is_handling` is set when a handler may have done something."""
+    """A request and what is known of its answer. `is_handling` is set when a handler may have done something.
+
+    `places` are what it holds of the gateway's limits until it has been answered.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -37,6 +42,7 @@ class Exchange:
         self.route = "none"
         self.is_handling = False
         self.status: int | None = None
+        self.places = contextlib.ExitStack()
         self._send = send
         self._is_read = not ("transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0")
 
@@ -94,19 +100,27 @@ class Exchange:
         if length.isdigit() and int(length[:20]) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
 
-    async def body(self, limit_bytes: int, *, within_s: float) -> bytes:
-        """Return the whole body. Raises BodyTooLarge as soon as that is known, TimedOut, ClientLeft."""
+    async def body(self, limit_bytes: int, held: BodyBytes, *, within_s: float) -> bytes:
+        """Return the whole body, whose bytes are held until the answer is sent.
+
+        Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
+        """
+        if self._is_read:
+            return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
         chunks: list[bytes] = []
         deadline = asyncio.timeout(within_s)
         try:
             async with deadline:
-                while not self._is_read or not chunks:
+                while not self._is_read:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
-                    chunks.append(message.get("body", b""))
+                    chunk: bytes = message.get("body", b"")
+                    held.hold(len(chunk))
+                    self.places.callback(held.release, len(chunk))
+                    chunks.append(chunk)
         except TimeoutError as error:
             raise TimedOut("reading the body of the request", within_s) from error
         return b"".join(chunks)

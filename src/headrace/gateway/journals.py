@@ -186,7 +186,9 @@ class JournalRoutes:
         journal = await self._existing(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
             source = _items(journal.read(request.path["id"], first, to_seq_nr=last), writer)
-            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            stream = StreamResponse(
+                source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
+            )
             return await stream.fetch_first()
         limit = request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
         found = await _page(journal, request.path["id"], first, last, limit + 1)

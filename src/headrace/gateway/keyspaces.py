@@ -218,7 +218,9 @@ class KeyspaceRoutes:
         forms, state = self._state(request)
         if request.wants((JSON, NDJSON)) == NDJSON:
             source = _pairs(forms.served.client, state)
-            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            stream = StreamResponse(
+                source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
+            )
             return await stream.fetch_first()
         prefix, after = request.text("prefix"), request.text("after")
         if prefix is None:

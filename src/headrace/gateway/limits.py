@@ -1,10 +1,10 @@
-"""Limits on what callers may use: requests in flight, streams, and requests in a second by caller."""
+"""Limits on what callers may use: requests in flight, streams, bytes of bodies, and requests in a second by caller."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 
 from prometheus_client import Gauge
@@ -12,19 +12,21 @@ from prometheus_client import Gauge
 from headrace.errors import Busy, RateExceeded
 from headrace.gateway.metrics import REFUSED
 
-__all__ = ["Rates", "Slots"]
+__all__ = ["BodyBytes", "Rates", "Slots"]
 
 _CALLERS_AT_MOST = 10_000
 
 
 class Slots:
-    """A number of places; `take` raises Busy if all are taken."""
+    """A number of places; `take` raises Busy if all are taken, or as many as one caller may have."""
 
-    def __init__(self, what: str, limit: int, shown: Gauge) -> None:
+    def __init__(self, what: str, limit: int, shown: Gauge, *, per_caller: int | None = None) -> None:
         self._what = what
         self._limit = limit
+        self._per_caller = limit if per_caller is None else per_caller
         self._shown = shown
         self._taken = 0
+        self._by_caller: Counter[str] = Counter()
 
     @property
     def taken(self) -> int:
@@ -32,18 +34,46 @@ class Slots:
         return self._taken
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[None]:
-        """Hold a place while the block runs. Raises Busy."""
-        if self._taken >= self._limit:
+    def take(self, caller: str = "") -> Iterator[None]:
+        """Hold a place while the block runs. Raises Busy: one caller must not take the places of all others."""
+        if self._taken >= self._limit or self._by_caller[caller] >= self._per_caller:
             REFUSED.labels(self._what).inc()
-            raise Busy(f"the gateway ({self._what})", self._limit)
+            raise Busy(f"the gateway ({self._what})", min(self._limit, self._per_caller))
         self._taken += 1
+        self._by_caller[caller] += 1
         self._shown.inc()
         try:
             yield
         finally:
             self._taken -= 1
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
             self._shown.dec()
+
+
+class BodyBytes:
+    """The bytes of all bodies in memory. A body that is on its way holds no place, only what has come of it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are held."""
+        return self._held_bytes
+
+    def hold(self, size_bytes: int) -> None:
+        """Count bytes that have come. Raises Busy if there are too many, and counts nothing then."""
+        if self._held_bytes + size_bytes > self._limit_bytes:
+            REFUSED.labels("bodies").inc()
+            raise Busy("the gateway (bytes of bodies)", self._limit_bytes)
+        self._held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Count bytes no more."""
+        self._held_bytes -= size_bytes
 
 
 class Rates:

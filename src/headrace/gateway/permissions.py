@@ -62,13 +62,20 @@ def parse_grant(text: str) -> Grant:
 class Caller:
     """Who sent a request, and what this caller may do.
 
-    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials.
+    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials; limits tell it from
+    others by its `address`.
     """
 
     subject: str
     grants: tuple[Grant, ...] = ()
     expires_s: float | None = None
     is_anonymous: bool = False
+    address: str = ""
+
+    @property
+    def share(self) -> str:
+        """Whose share of what is limited the caller uses up."""
+        return f"address {self.address}" if self.is_anonymous else f"subject {self.subject}"
 
     def may(self, operation: str, kind: ResourceKind, name: str) -> bool:
         """Return True if a grant of the caller covers the operation."""

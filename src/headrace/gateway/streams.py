@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError, Unauthenticated
 from headrace.gateway.limits import Slots
+from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
 from headrace.observe import get_logger
 
@@ -67,6 +68,7 @@ class StreamResponse:
         *,
         request_id: str,
         is_live: bool,
+        caller: Caller | None = None,
         expires_s: float | None = None,
     ) -> None:
         self._source = source
@@ -74,6 +76,7 @@ class StreamResponse:
         self._terms = terms
         self._request_id = request_id
         self._is_live = is_live
+        self._share = caller.share if caller is not None else ""
         self._expires_s = expires_s if is_live else None
         self._next: asyncio.Task[StreamItem] | None = None
 
@@ -98,7 +101,7 @@ class StreamResponse:
                 await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
                 await send({"type": "http.response.body", "body": b""})
                 return
-            with self._terms.slots.take():
+            with self._terms.slots.take(self._share):
                 await self._send(receive, send)
         finally:
             await self._close()
