@@ -7,8 +7,8 @@ handler, all of it under a deadline. Whatever raises on this way is answered as 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -43,7 +43,8 @@ from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.problems import problem_of, problem_response
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
+from headrace.gateway.responses import JSON_HEADERS, ReadyResponse
+from headrace.gateway.routes import GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
 from headrace.gateway.sockets import Sockets, SocketTerms
 from headrace.gateway.streams import StreamResponse, StreamTerms
@@ -58,6 +59,8 @@ _logger = get_logger(__name__)
 SOCKET_PATH = b"/socket"
 TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
+_NO_QUERY = QueryParams("")
+_is_logged = logging.getLogger(__name__).isEnabledFor
 
 
 class GatewayApp:
@@ -147,9 +150,10 @@ class GatewayApp:
         finally:
             elapsed_s = perf_counter() - started_s
             REQUESTS.labels(exchange.method_label, exchange.route, str(exchange.status or 0)).observe(elapsed_s)
-            _logger.debug(
-                "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
-            )
+            if _is_logged(logging.DEBUG):
+                _logger.debug(
+                    "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
+                )
 
     async def _send_answer(self, exchange: Exchange) -> None:
         with exchange.places:
@@ -200,7 +204,7 @@ class GatewayApp:
         request = GatewayRequest(
             match.route,
             match.path,
-            QueryParams(exchange.scope["query_string"]),
+            QueryParams(exchange.scope["query_string"]) if exchange.scope["query_string"] else _NO_QUERY,
             exchange.headers,
             body,
             caller,
@@ -230,14 +234,15 @@ class GatewayApp:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
         scope = exchange.scope
         address = scope["client"][0] if scope.get("client") else ""
-        parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
+        parts = None
+        if self._authentication.is_signed(exchange.headers):
+            parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
-            caller = await self._authentication.caller(exchange.headers, parts)
+            caller = await self._authentication.caller(exchange.headers, parts, address=address)
         except Unauthenticated:
             REFUSED.labels("credentials").inc()
             self._rates.take(Caller("", is_anonymous=True, address=address).share)
             raise
-        caller = replace(caller, address=address)
         self._rates.take(caller.share)
         return caller
 
@@ -302,7 +307,7 @@ def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whateve
         raise NotFound(things if last.startswith("{") else f"{last} of {things}")
     if isinstance(found, Response | StreamResponse):
         return found
-    return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+    return ReadyResponse(msgspec.json.encode(found), JSON_HEADERS, match.route.answer.status)
 
 
 def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTerms:

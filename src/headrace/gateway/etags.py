@@ -27,7 +27,10 @@ def has_version(headers: Headers, version: int) -> bool:
 
     A proxy that has compressed an answer marks its ETag as weak, and sends it so. What is no list of ETags names none.
     """
-    sent = ", ".join(headers.getlist("if-none-match")).strip()
+    given = headers.getlist("if-none-match")
+    if not given:
+        return False
+    sent = ", ".join(given).strip()
     if sent == ANY_VERSION:
         return True
     return bool(_TAGS.fullmatch(sent)) and str(version) in {text for _, text in _TAG.findall(sent)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
-import uuid
+import secrets
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -20,7 +22,34 @@ __all__ = ["ClientLeft", "Exchange", "path_of"]
 _logger = get_logger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROCESS_ID = secrets.token_hex(8)  # with a number behind it, a request's id is unique without asking the system again
+_request_numbers = itertools.count(1)
 _OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+class RequestHeaders(Headers):
+    """The headers of a request with an index: each of them is looked for many times on the way to the answer."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        self._index: dict[str, list[str]] = {}
+        for name, value in raw:
+            self._index.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+
+    def getlist(self, key: str) -> list[str]:
+        """Return all values of a header."""
+        return list(self._index.get(key.lower(), ()))
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in the class above
+        """Return the first value of a header."""
+        found = self._index.get(key.lower())
+        return found[0] if found else default
+
+    def __getitem__(self, key: str) -> str:
+        return self._index[key.lower()][0]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._index
 
 
 class ClientLeft(Exception):
@@ -35,7 +64,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.headers = Headers(scope=scope)
+        self.headers = RequestHeaders(scope["headers"])
         self.receive = receive
         self.request_id = _request_id(self.headers)
         self.more_headers: dict[str, str] = {}
@@ -163,4 +192,6 @@ def _raw_path(scope: Scope) -> bytes:
 def _request_id(headers: Headers) -> str:
     """Return the request's id: the caller's own if it is plain, or a new one."""
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    if given and _REQUEST_ID.fullmatch(given):
+        return given
+    return f"{_PROCESS_ID}{next(_request_numbers):016x}"

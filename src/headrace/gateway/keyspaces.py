@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
 from headrace.gateway.etags import ANY_VERSION, etag_of, has_version, versions_in
 from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.responses import ReadyResponse
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
 from headrace.gateway.state_forms import AVRO, MessageForm, StateForm, json_of
 from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
@@ -181,12 +182,14 @@ class KeyspaceRoutes:
         if found.value is None:
             return None
         # The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
-        headers = {"etag": etag_of(found.version), "cache-control": "no-cache", "vary": "accept"}
+        headers = ((b"etag", etag_of(found.version).encode()), (b"cache-control", b"no-cache"), (b"vary", b"accept"))
         if has_version(request.headers, found.version):
-            return Response(status_code=304, headers=headers)
+            return Response(status_code=304, headers={name.decode(): value.decode() for name, value in headers})
         if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
-            return Response(await state.to_avro(found.value), headers=headers, media_type=AVRO)
-        return Response(msgspec.json.encode(state.to_json(found.value)), headers=headers, media_type=JSON)
+            return ReadyResponse(await state.to_avro(found.value), ((b"content-type", AVRO.encode()), *headers))
+        return ReadyResponse(
+            msgspec.json.encode(state.to_json(found.value)), ((b"content-type", JSON.encode()), *headers)
+        )
 
     async def put(self, request: GatewayRequest) -> object:
         """Set a value, if its version is the one that the caller names."""

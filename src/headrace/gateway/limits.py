@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from prometheus_client import Gauge
 
 from headrace.errors import Busy, RateExceeded
 from headrace.gateway.metrics import REFUSED
 
-__all__ = ["BodyBytes", "Rates", "Slots"]
+__all__ = ["BodyBytes", "Place", "Rates", "Slots"]
 
 _CALLERS_AT_MOST = 10_000
 
@@ -33,23 +32,42 @@ class Slots:
         """The number of places that are taken."""
         return self._taken
 
-    @contextlib.contextmanager
-    def take(self, caller: str = "") -> Iterator[None]:
-        """Hold a place while the block runs. Raises Busy: one caller must not take the places of all others."""
-        if self._taken >= self._limit or self._by_caller[caller] >= self._per_caller:
+    def take(self, caller: str = "") -> Place:
+        """Take a place, which is held while the block runs. Raises Busy: one caller must not take all places."""
+        if self._taken >= self._limit or self._by_caller.get(caller, 0) >= self._per_caller:
             REFUSED.labels(self._what).inc()
             raise Busy(f"the gateway ({self._what})", min(self._limit, self._per_caller))
+        return Place(self, caller)
+
+    def enter(self, caller: str) -> None:
+        """Count a place."""
         self._taken += 1
         self._by_caller[caller] += 1
         self._shown.inc()
-        try:
-            yield
-        finally:
-            self._taken -= 1
-            self._by_caller[caller] -= 1
-            if not self._by_caller[caller]:
-                del self._by_caller[caller]
-            self._shown.dec()
+
+    def leave(self, caller: str) -> None:
+        """Count a place no more."""
+        self._taken -= 1
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
+        self._shown.dec()
+
+
+class Place:
+    """A place that is held while its block runs."""
+
+    __slots__ = ("_caller", "_slots")
+
+    def __init__(self, slots: Slots, caller: str) -> None:
+        self._slots = slots
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._slots.enter(self._caller)
+
+    def __exit__(self, *_: object) -> None:
+        self._slots.leave(self._caller)
 
 
 class BodyBytes:

@@ -7,6 +7,7 @@ a page could have its own name lead here and be of the same origin.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -37,6 +38,7 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
+@lru_cache(maxsize=1024)
 def _name_in(host: str) -> str:
     """Return the name in a header Host, without its port; nothing if there is none."""
     try:
@@ -73,9 +75,9 @@ class Origins:
 
     def headers(self, headers: Headers) -> dict[str, str]:
         """Return the headers that let a page of an allowed origin read the answer."""
-        origin = headers.get("origin")
         if not self._origins:
             return {}
+        origin = headers.get("origin")
         if origin is None or not self._is_allowed(origin):
             return {"vary": "origin"}
         return {

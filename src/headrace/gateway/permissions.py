@@ -94,11 +94,11 @@ class GrantBook:
         self._grants = {who: tuple(parse_grant(text) for text in texts) for who, texts in grants.items()}
         self._has_authentication = has_authentication
 
-    def anonymous(self) -> Caller:
+    def anonymous(self, address: str = "") -> Caller:
         """Return the caller without credentials: it may do everything only if nobody can have any."""
         if not self._has_authentication:
-            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True)
-        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True)
+            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True, address=address)
+        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True, address=address)
 
     def caller(self, subject: str, roles: Iterable[str] = (), *, expires_s: float | None = None) -> Caller:
         """Return an authenticated caller with its own grants, those of its roles, and those of everybody."""

@@ -39,7 +39,7 @@ class GatewayRequest:
         self.body = body
         self.caller = caller
         self.request_id = request_id
-        if not route.takes_any_query:
+        if query and not route.takes_any_query:
             self._check_query()
 
     def text(self, name: str) -> str | None:
