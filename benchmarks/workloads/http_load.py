@@ -128,10 +128,9 @@ async def _load(request: HttpRequest, connections: int, seconds: float) -> None:
     opened = []
     for number in range(connections):
         sent = request.bytes(number)
-        _, connection = await loop.create_connection(partial(_Connection, sent), parts.hostname, parts.port)
+        _, connection = await loop.create_connection(partial(_Connection, sent), parts.hostname or "", parts.port or 80)
         opened.append(connection)
     await asyncio.sleep(seconds / 5)  # until everything is warm
-    print("go", flush=True)
     before, started_s = sum(each.answered for each in opened), loop.time()
     await asyncio.sleep(seconds)
     rate = (sum(each.answered for each in opened) - before) / (loop.time() - started_s)

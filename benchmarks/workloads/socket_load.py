@@ -92,7 +92,7 @@ async def _count(url: str, sockets: int) -> None:
     loop, parts, count = asyncio.get_running_loop(), urlsplit(url), MessageCount()
     for _ in range(sockets):
         make = partial(_CountingSocket, parts.netloc, parts.path, count)
-        await loop.create_connection(make, parts.hostname, parts.port)
+        await loop.create_connection(make, parts.hostname or "", parts.port or 80)
     await count.reached(sockets)  # the present value comes first
     print("open", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

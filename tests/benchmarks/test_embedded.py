@@ -11,7 +11,9 @@ from benchmarks.harness.command import main
 from benchmarks.workloads import events
 
 
-@pytest.mark.parametrize("name", ["append-embedded", "append-log-embedded-batches", "raw-sqlite", "transport"])
+@pytest.mark.parametrize(
+    "name", ["append-embedded", "append-log-embedded-batches", "http", "raw-sqlite", "transport", "websocket"]
+)
 def test_a_bench_without_servers_runs_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each figure it promises comes out, above nothing."""
     code = main([name, "--scale", "0.002", "--rounds", "1", "--scratch", str(tmp_path)])

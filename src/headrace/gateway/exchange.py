@@ -86,6 +86,11 @@ class Exchange:
         return _raw_path(self.scope)
 
     @property
+    def has_body(self) -> bool:
+        """True while some of the request's body has not been read."""
+        return not self._is_read
+
+    @property
     def method_label(self) -> str:
         """The method as metrics show it: callers must not make up labels."""
         return self.scope["method"] if self.scope["method"] in _METHODS else "other"
@@ -134,7 +139,7 @@ class Exchange:
 
         Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
         """
-        if self._is_read:
+        if not self.has_body:
             return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
@@ -142,7 +147,7 @@ class Exchange:
         deadline = asyncio.timeout(within_s)
         try:
             async with deadline:
-                while not self._is_read:
+                while self.has_body:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft

@@ -10,13 +10,16 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 
 from headrace.config import GatewaySettings
 from headrace.errors import RateExceeded
 from headrace.gateway.limits import Rates
 from headrace.gateway.metrics import CONNECTIONS, REFUSED
+from headrace.gateway.pushes import MORE_FRAMES
 
 __all__ = ["ConnectionGuards", "GuardedSocket"]
 
@@ -65,6 +68,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._guards = guards
         self._control = Rates(_CONTROL_FRAMES_PER_S, _CONTROL_FRAMES_AT_ONCE, reason="control_frames")
         self._cut_timer: asyncio.TimerHandle | None = None
+        self._gathered: list[bytes] = []
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer and free the place."""
@@ -95,10 +99,38 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._read_on()
         return message
 
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - a message of ASGI
+        """Send a message. A frame that another one follows at once (`MORE_FRAMES`) is written together with it."""
+        is_plain = message["type"] == "websocket.send" and self.handshake_complete and not self.close_sent
+        if not is_plain or self.disconnected or not self.writable.is_set() or self.initial_response is not None:
+            self._write_gathered()
+            await super().send(message)
+            return
+        data = message.get("bytes")
+        try:
+            if data is None:
+                self.conn.send_text(message["text"].encode())
+            else:
+                self.conn.send_binary(data)
+        except InvalidState as error:
+            raise ClientDisconnected from error
+        self._gathered += self.conn.data_to_send()
+        if not message.get(MORE_FRAMES):
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """Write the frames that have been gathered, before anything else is."""
+        if self._gathered:
+            data, self._gathered = b"".join(self._gathered), []
+            if not self.transport.is_closing():
+                self.transport.write(data)
+
     async def run_asgi(self) -> None:
         """Serve the socket; what the client has not taken some time after the end is thrown away."""
-        await super().run_asgi()
-        self._cut_later()
+        try:
+            await super().run_asgi()
+        finally:
+            self._cut_later()
 
     def keepalive_timeout(self) -> None:
         """End a connection that does not answer; one that is being waited for in writing has a time of its own."""

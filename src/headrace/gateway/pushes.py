@@ -15,7 +15,7 @@ from headrace.errors import Busy
 from headrace.gateway.metrics import REFUSED
 from headrace.state import StateChange
 
-__all__ = ["PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_push", "schema_frame", "schema_id_asked"]
+__all__ = ["MORE_FRAMES", "PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_push", "schema_frame", "schema_id_asked"]
 
 VALUE, PUSH, SCHEMA = 0, 1, 123
 
@@ -23,6 +23,7 @@ _LAGGED, _ABSENT, _PRESENT, _EXPIRED = 1, 2, 4, 8
 _ASKED = struct.Struct(">Bi")
 _HEAD = struct.Struct(">BiBH")
 _MOST_PER_SOCKET = 10_000
+MORE_FRAMES = "headrace.more_frames"  # in a message of ASGI: another frame follows before anything else happens
 
 
 class PushQueue:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from headrace.errors import NotFound, UnknownSchema
 from headrace.gateway.keyspaces import ServedKeyspace
 from headrace.gateway.permissions import Caller
-from headrace.gateway.pushes import schema_frame
+from headrace.gateway.pushes import MORE_FRAMES, schema_frame
 from headrace.gateway.state_forms import MessageForm
 from headrace.serde import Registry, Schema, Version, short_name, subject_of
 
@@ -25,12 +25,11 @@ class SocketLeft(Exception):
 
 
 class SocketWire:
-    """The connection: frames in, frames out, one at a time."""
+    """The connection: frames in, frames out. Who sends takes care that only one frame is on its way."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._sending = asyncio.Lock()
 
     async def accept(self, protocol: str | None) -> None:
         """Open the socket."""
@@ -47,14 +46,15 @@ class SocketWire:
             yield text if text is not None else message.get("bytes") or b""
             await asyncio.sleep(0)  # many frames that came at once must not hold up everybody else
 
-    async def send(self, frame: str | bytes) -> None:
-        """Send a frame; it waits while the client is slower than the frames. Raises SocketLeft."""
-        kind = "text" if isinstance(frame, str) else "bytes"
-        async with self._sending:
-            try:
-                await self._send({"type": "websocket.send", kind: frame})
-            except OSError as error:  # as ASGI has it
-                raise SocketLeft from error
+    async def send(self, *frames: str | bytes) -> None:
+        """Send frames; it waits while the client is slower than the frames. Raises SocketLeft."""
+        last = len(frames) - 1
+        try:
+            for number, frame in enumerate(frames):
+                kind = "text" if isinstance(frame, str) else "bytes"
+                await self._send({"type": "websocket.send", kind: frame, MORE_FRAMES: number < last})
+        except OSError as error:  # as ASGI has it
+            raise SocketLeft from error
 
     async def close(self, code: int, reason: str) -> None:
         """Close the socket with a code and a reason."""

@@ -43,6 +43,7 @@ JSON_PROTOCOL = "headrace.json"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
 _HEARTBEAT_S = 5.0
+_FRAMES_AT_ONCE = 16
 
 _logger = get_logger(__name__)
 
@@ -177,12 +178,19 @@ class _Socket:
     async def _write(self) -> None:
         while True:
             await self.queue.wait()
-            # What a subscription still sends goes out before the news that it has ended: see `pushing` below.
+            # What a subscription still sends goes out before the news that it has ended, which is sent by `say`.
             async with self.pushing:
-                taken = self.queue.take()
-                frame = await self.frame_of(*taken) if taken is not None else None
-                if frame is not None:
-                    await self.wire.send(frame)
+                frames: list[str | bytes] = []
+                while len(frames) < _FRAMES_AT_ONCE and (taken := self.queue.take()) is not None:
+                    frame = await self.frame_of(*taken)
+                    if frame is not None:
+                        frames.append(frame)
+                await self.wire.send(*frames)
+
+    async def say(self, frame: str | bytes) -> None:
+        """Send a frame that is no push, behind a push that is on its way: its subscription may end with this one."""
+        async with self.pushing:
+            await self.wire.send(frame)
 
     async def _expire(self) -> None:
         if self.caller.expires_s is None:
@@ -264,7 +272,7 @@ class _KeySocket(_Socket):
             if isinstance(frame, str):
                 await self._take_text(frame)
             elif (asked := schema_id_asked(frame)) is not None:
-                await self.wire.send(await self._types.by_id(asked, self.caller))
+                await self.say(await self._types.by_id(asked, self.caller))
             elif is_framed(frame) and frame[0] == VALUE:
                 await self._take_message(frame)
             else:
@@ -272,7 +280,7 @@ class _KeySocket(_Socket):
 
     async def _take_text(self, text: str) -> None:
         if not text.startswith("{"):
-            await self.wire.send(await self._types.by_name(text))
+            await self.say(await self._types.by_name(text))
             return
         try:
             sent = msgspec.json.decode(text)
@@ -372,7 +380,7 @@ class _ManySocket(_Socket):
             raise NotFound(f"subscription {number}")
         await _cancelled({task})
         self._forget(number)
-        await self._say({"op": "unsubscribed", "id": number})
+        await self.say(_json_frame({"op": "unsubscribed", "id": number}))
 
     def _forget(self, number: int) -> None:
         self.queue.drop(number)
@@ -380,12 +388,11 @@ class _ManySocket(_Socket):
         self._asked.pop(number, None)
 
     async def _tell(self, number: int, error: Exception) -> None:
-        await self._say({"op": "problem", "id": number, "problem": problem_of(error).to_json("")})
+        await self.say(_json_frame({"op": "problem", "id": number, "problem": problem_of(error).to_json("")}))
 
-    async def _say(self, frame: dict[str, Any]) -> None:
-        """Send a frame that is no push, behind a push that is on its way: its subscription may end with this one."""
-        async with self.pushing:
-            await self.wire.send(msgspec.json.encode(frame).decode())
+
+def _json_frame(frame: dict[str, Any]) -> str:
+    return msgspec.json.encode(frame).decode()
 
 
 def _request_of(frame: str | bytes) -> _Subscribe | _Unsubscribe:

@@ -122,7 +122,10 @@ class _Encoded:
 
     def get(self, value: Any) -> bytes | None:  # noqa: ANN401
         """Return the encoded form of a value, if it is kept."""
-        return next((encoded for kept, encoded in self._last if kept is value), None)
+        for kept, encoded in self._last:
+            if kept is value:
+                return encoded
+        return None
 
     def keep(self, value: Any, encoded: bytes) -> bytes:  # noqa: ANN401
         """Keep the encoded form of a value, and return it."""
