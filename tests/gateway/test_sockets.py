@@ -205,6 +205,22 @@ async def test_nothing_is_pushed_behind_the_end_of_a_token(hr: Headrace, script:
     assert (len(socket.frames), socket.codes) == (1, [1012])
 
 
+@pytest.mark.parametrize("protocol", ["headrace.json", "headrace.avro"])
+async def test_a_browser_with_a_token_gets_a_sub_protocol(hr: Headrace, script: ScriptedChanges, protocol: str) -> None:
+    """G5, G10: of the sub-protocols that a client offers beside others one is chosen, or a browser gives up."""
+    socket = ScriptedSocket(app_with(hr, script), KEY_PATH, "other", protocol)
+    script.put("a", 1)
+    await eventually(lambda: _has_sent(socket, 2), every_s=0)
+    assert socket.sent[0] == {"type": "websocket.accept", "subprotocol": protocol}
+    assert ("text" in socket.sent[1]) == (protocol == "headrace.json")
+    socket.leave()
+    await socket.task
+
+
+async def _has_sent(socket: ScriptedSocket, count: int) -> bool:
+    return len(socket.sent) >= count
+
+
 async def test_frames_count_as_requests_of_their_sender(hr: Headrace, script: ScriptedChanges) -> None:
     """G11: who opens a WebSocket may not send more through it than by requests."""
     app = app_with(hr, script, requests_per_s=0.001, burst=3)

@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 from headrace.errors import Busy, RateExceeded
 from headrace.gateway.metrics import REFUSED
 
-__all__ = ["BodyBytes", "Place", "Rates", "Slots"]
+__all__ = ["BodyBytes", "Rates", "Slots", "TakenSlot"]
 
 _CALLERS_AT_MOST = 10_000
 
@@ -32,12 +32,12 @@ class Slots:
         """The number of places that are taken."""
         return self._taken
 
-    def take(self, caller: str = "") -> Place:
+    def take(self, caller: str = "") -> TakenSlot:
         """Take a place, which is held while the block runs. Raises Busy: one caller must not take all places."""
         if self._taken >= self._limit or self._by_caller.get(caller, 0) >= self._per_caller:
             REFUSED.labels(self._what).inc()
             raise Busy(f"the gateway ({self._what})", min(self._limit, self._per_caller))
-        return Place(self, caller)
+        return TakenSlot(self, caller)
 
     def enter(self, caller: str) -> None:
         """Count a place."""
@@ -54,7 +54,7 @@ class Slots:
         self._shown.dec()
 
 
-class Place:
+class TakenSlot:
     """A place that is held while its block runs."""
 
     __slots__ = ("_caller", "_slots")

@@ -36,10 +36,11 @@ from headrace.observe import get_logger
 from headrace.serde import Registry, is_framed, schema_id_of
 from headrace.state import StateChange
 
-__all__ = ["JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
+__all__ = ["AVRO_PROTOCOL", "JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
 
 MANY_KEYS = "headrace.v1"
 JSON_PROTOCOL = "headrace.json"
+AVRO_PROTOCOL = "headrace.avro"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
 _HEARTBEAT_S = 5.0
@@ -104,7 +105,8 @@ class Sockets:
         is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
         end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
         socket = _KeySocket(end, served, state, key, self._types(served), is_json=is_json)
-        protocol = JSON_PROTOCOL if JSON_PROTOCOL in scope["subprotocols"] else None
+        # A browser that offers sub-protocols, because its token is one, gives up if none of them is chosen.
+        protocol = next((each for each in (JSON_PROTOCOL, AVRO_PROTOCOL) if each in scope["subprotocols"]), None)
         with self._terms.slots.take():
             await socket.run(protocol, after)
 
