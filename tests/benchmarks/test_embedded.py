@@ -21,9 +21,11 @@ from headrace.cluster import batch_of
         "append-log-embedded-batches",
         "console-load",
         "engine-embedded",
+        "http",
         "raw-sqlite",
         "subscriptions",
         "transport",
+        "websocket",
     ],
 )
 def test_a_bench_without_servers_runs_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

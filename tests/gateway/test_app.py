@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 from typing import Any
 
 import httpx
@@ -49,6 +50,7 @@ STATUSES: list[tuple[Exception, int]] = [
     (errors.Forbidden("read", "no grant"), 403),
     (errors.Unauthenticated("no token"), 401),
     (errors.UnknownTopic("t"), 404),
+    (errors.TopicClaimed("t", "e", "append"), 409),
     (NotImplementedError("not here"), 501),
     (TimedOut("append", 3.0), 503),
     (TimeoutError(), 503),
@@ -69,6 +71,13 @@ async def test_every_kind_of_failure_has_its_status(new_client: NewClient) -> No
         assert answer.json()["detail"]
         assert SECRET not in answer.text
         assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+async def test_a_compressed_body_is_refused_unread(client: Client) -> None:
+    """G11: nothing is unpacked, so nothing small becomes large; the caller is told which coding is taken."""
+    body = gzip.compress(b'{"events":[{}]}')
+    answer = await client.post("/journals/accounts/a", content=body, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["offered"]) == (415, ["identity"])
 
 
 @pytest.mark.parametrize("kind", LEAVES)
@@ -163,6 +172,49 @@ async def test_more_requests_than_may_be_in_flight_are_refused_at_once(new_clien
     leave.set()
     assert (await first).status_code == 200
     assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_one_caller_does_not_take_the_places_of_others(hr: Headrace) -> None:
+    """G11: who has as many requests in flight as one caller may have is refused; another one is answered."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: GatewayRequest) -> object:
+        entered.set()
+        await leave.wait()
+        return {}
+
+    app = app_of(hr, routes=[route(handler)], max_requests_in_flight=3, max_requests_in_flight_per_caller=1)
+    one, other = (
+        Client(transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost")
+        for address in ("10.0.0.1", "10.0.0.2")
+    )
+    async with one, other:
+        first = asyncio.create_task(one.get("/x"))
+        await entered.wait()
+        assert (await one.get("/health/live")).status_code == 503
+        assert (await other.get("/health/live")).status_code == 200
+        leave.set()
+        assert (await first).status_code == 200
+        assert (await one.get("/health/live")).status_code == 200
+
+
+async def test_the_bodies_in_memory_are_bounded_together(new_client: NewClient) -> None:
+    """G11: bodies that do not fit beside those that are being handled get 503, and fit again afterwards."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: GatewayRequest) -> object:
+        entered.set()
+        await leave.wait()
+        return {"size": len(request.body)}
+
+    client = new_client(routes=[route(handler, method="POST")], max_bodies_bytes=1000)
+    first = asyncio.create_task(client.post("/x", content=bytes(800)))
+    await entered.wait()
+    assert (await client.post("/x", content=bytes(300))).status_code == 503
+    leave.set()
+    assert (await first).json() == {"size": 800}
+    for _ in range(3):
+        assert (await client.post("/x", content=bytes(900))).json() == {"size": 900}
 
 
 async def test_routes_of_the_application_are_served_beside(new_client: NewClient) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 from tests.gateway.conftest import Client, NewClient
 from tests.suites.journal_setting import replicate
 
@@ -159,6 +160,49 @@ async def test_the_same_key_with_other_events_is_refused(new_client: NewClient) 
     for client in (first, new_client()):
         for other in ({"payload": {"b": 2}}, {"payload": {"b": 1}, "tags": ["x"]}, {}, {"payload": {"b": True}}):
             assert (await post(client, key="k", events=[other], expected=0)).status_code == 422
+
+
+async def test_the_same_key_with_other_metadata_is_refused(new_client: NewClient) -> None:
+    """G14: metadata is part of the body: it must not be dropped in silence, here or at another gateway."""
+    first = new_client()
+    body: dict[str, Any] = {"events": [{"payload": 1}], "expected": 0}
+    assert (await post(first, key="k", **body, metadata={"by": "ann", "at": 1})).status_code == 201
+    for client in (first, new_client()):
+        assert (await post(client, key="k", **body, metadata={"at": 1, "by": "ann"})).status_code == 201
+        assert (await post(client, key="k", **body, metadata={"by": "bob"})).status_code == 422
+        assert (await post(client, key="k", **body)).status_code == 422
+
+
+async def test_two_keys_of_one_request_are_refused(client: Client) -> None:
+    """G14: a request with two different keys could be remembered under either."""
+    body = {"events": [{"payload": 1}], "expected": 0}
+    headers = [("idempotency-key", "k-1"), ("idempotency-key", "k-2")]
+    assert (await client.post(PATH, json=body, headers=headers)).status_code == 400
+
+
+async def test_reading_creates_no_topic(client: Client, hr: Headrace) -> None:
+    """G1: whatever is asked of a topic that is not there, the answer is 404, and it is still not there."""
+    path = "/journals/nowhere/x"
+    for method, url in (
+        ("GET", path),
+        ("GET", f"{path}/pointer"),
+        ("GET", f"{path}/events/1"),
+        ("DELETE", f"{path}?to=1"),
+        ("POST", f"{path}/purge"),
+    ):
+        assert (await client.request(method, url)).status_code == 404, url
+    lines = await client.get(path, headers={"accept": "application/x-ndjson"})
+    assert (lines.status_code, lines.json()["topic"]) == (404, "nowhere")
+    assert "nowhere" not in await hr.log.admin.topics()
+
+
+@pytest.mark.parametrize("number", ["0" * 19 + "1" + "9" * 20, "0" * 19 + "1" + "9" * 5_000, "9" * 20])
+async def test_a_number_in_a_path_is_read_whole(client: Client, number: str) -> None:
+    """G1: a number with more digits than any has is refused, however it begins."""
+    assert (await client.get(f"{PATH}/events/{number}")).status_code == 400
+    assert (await client.get(f"/schemas/ids/{number}")).status_code == 404
+    await client.post("/subjects/s/versions", json={"schema": '"string"'})
+    assert (await client.get(f"/subjects/s/versions/{number}")).status_code == 422
 
 
 async def test_a_key_without_numbers_is_refused(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import logging
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import jwt
@@ -29,7 +31,8 @@ from headrace.config import GatewayJwtSettings
 from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unauthenticated, Unreachable
 from headrace.gateway import SignedParts, check_protected, sign_request
 from headrace.gateway.origins import host_and_port
-from headrace.gateway.signatures import MessageSignatures, SignatureInput, signature_base
+from headrace.gateway.signatures import COVERED, MessageSignatures, SignatureInput, content_digest, signature_base
+from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event
 
 PATH = "/journals/accounts/a"
@@ -296,6 +299,39 @@ def test_a_nonce_is_remembered_as_long_as_its_signature_is_valid() -> None:
             checked.key_id(sent, whole)
 
 
+def test_a_signature_from_before_a_restart_is_refused() -> None:
+    """G10: a process that has forgotten the nonces takes nothing that was signed while it did not run."""
+    parts = SignedParts("GET", "/", "", "", {})
+    for created_s, is_accepted in ((990, False), (1000, True), (1010, True)):
+        restarted = MessageSignatures(SECRETS["secrets"], window_s=300, now_s=lambda: 1000.9)
+        headers = sign_request(SECRET, "svc", parts, b"", nonce="n", created_s=created_s)
+        whole = SignedParts("GET", "/", "", "", headers)
+        with contextlib.nullcontext() if is_accepted else pytest.raises(Unauthenticated, match="sign"):
+            restarted.key_id(Headers(headers), whole)
+
+
+@pytest.mark.parametrize(
+    ("times", "is_accepted"),
+    [
+        ("created=1000;expires=1010", True),
+        ("created=1000;expires=1004", False),
+        (f"created={'9' * 400}", False),
+        (f"created=1000;expires={'9' * 400}", False),
+    ],
+)
+def test_a_signature_ends_when_it_says_so(times: str, is_accepted: bool) -> None:
+    """G10: `expires` is honoured, and a time that is none is a refusal, not a failure."""
+    now_s = [1000.0]
+    checked = MessageSignatures(SECRETS["secrets"], window_s=300, now_s=lambda: now_s[0])
+    now_s[0] = 1005.0
+    raw = f'("@method" "@path" "@query" "content-digest");{times};keyid="svc";nonce="n"'
+    parts = SignedParts("GET", "/", "", "", {"content-digest": content_digest(b"")})
+    mac = base64.b64encode(hmac.digest(SECRET, signature_base(parts, COVERED, raw), "sha256")).decode()
+    sent = Headers({"signature-input": f"sig1={raw}", "signature": f"sig1=:{mac}:", **parts.headers})
+    with contextlib.nullcontext() if is_accepted else pytest.raises(Unauthenticated):
+        checked.key_id(sent, parts)
+
+
 @pytest.mark.parametrize("secret", ["short", base64.b64encode(b"x" * 31).decode(), "%%%"])
 def test_a_weak_secret_is_refused_when_the_gateway_starts(secret: str) -> None:
     """G10: 32 bytes as base64, or nothing is served; the message does not show the secret."""
@@ -358,11 +394,31 @@ async def test_pages_of_other_origins_are_refused(new_client: NewClient) -> None
     assert (await client.post(PATH, json=body, headers={"origin": "http://localhost"})).status_code == 201
 
 
+async def test_a_page_goes_on_behind_events_that_may_not_be_read(
+    new_client: NewClient, hr: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G15: a page does not go through all that it leaves out: it ends, and says where the next one begins."""
+    monkeypatch.setattr("headrace.gateway.tag_events._LEFT_OUT_AT_MOST", 3)
+    await hr.log.admin.create("hidden", partitions=1, config=JOURNAL_TOPIC)
+    await hr.journal("hidden").append("h", [Event(number, number, ("vip",)) for number in range(1, 9)])
+    await hr.journal("accounts").append("a", [Event(1, "seen", ("vip",))])
+    client = new_client(signatures=SECRETS, grants={"svc": ["read tag/*", "read topic/accounts"]})
+    pages, url = [], "/events?tag=vip"
+    while not pages or not pages[-1]["is_end"]:
+        pages.append((await client.get(url, headers=signed("GET", url))).json())
+        url = f"/events?tag=vip&after={quote(pages[-1]['next'])}"
+    assert [each["payload"] for page in pages for each in page["events"]] == ["seen"]
+    assert len(pages) == 3
+
+
 async def test_a_gateway_without_authentication_answers_to_names_of_this_machine(new_client: NewClient) -> None:
     """G10: a page that has its own name lead to this machine is refused; a named host is accepted."""
     client = new_client()
-    for host, status in (("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:8080", 200), ("evil.example", 403)):
+    accepted = {"localhost:8080": 200, "127.0.0.1": 200, "[::1]:8080": 200, "evil.example": 403, "[": 403}
+    for host, status in accepted.items():
         assert (await client.get("/health/live", headers={"host": host})).status_code == status, host
+    twice = [("host", "localhost"), ("host", "evil.example")]
+    assert (await client.get("/health/live", headers=twice)).status_code == 403
     named = new_client(hosts=["api.example"])
     assert (await named.get("/health/live", headers={"host": "API.example:443"})).status_code == 200
     assert (await named.get("/health/live", headers={"host": "localhost"})).status_code == 403

@@ -125,6 +125,17 @@ async def test_a_body_that_comes_too_slowly_meets_the_deadline(serve: Serve) -> 
         assert (status, problem["outcome_known"]) == (503, True)
 
 
+async def test_bodies_that_come_slowly_take_nobodys_place(serve: Serve) -> None:
+    """G11: a request is in flight when its body has come; those who dawdle do not keep others out."""
+    async with contextlib.AsyncExitStack() as slow, serve(max_requests_in_flight=1) as gateway:
+        for path in ("/journals/accounts/a", "/journals/accounts/b"):
+            _, writer = await slow.enter_async_context(connected(gateway))
+            writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode())
+            await writer.drain()
+        for _ in range(3):
+            assert await is_alive(gateway)
+
+
 async def test_half_closed_and_abandoned_connections_harm_nobody(serve: Serve) -> None:
     """G11: clients that leave in the middle of a request leave nothing behind."""
     parts = (b"", b"GET / HT", b"POST /journals/accounts/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")

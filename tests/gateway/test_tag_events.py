@@ -116,6 +116,15 @@ async def _to_the_end(events: AsyncIterator[dict[str, str]]) -> None:
     assert [each async for each in events] == []
 
 
+async def test_the_headers_of_a_stream_come_without_it(serve: Serve) -> None:
+    """G4: HEAD of a stream that goes on is answered at once, and its connection serves the next request."""
+    async with serve() as gateway, httpx.AsyncClient(base_url=gateway.url, timeout=10) as client:
+        for accept in ("text/event-stream", "application/x-ndjson"):
+            answer = await client.head("/events?tag=vip", headers={"accept": accept})
+            assert (answer.status_code, answer.headers["content-type"]) == (200, accept)
+        assert (await client.get("/health/live")).status_code == 200
+
+
 class Recorded:
     """An ASGI client that takes what is sent, and leaves when it is told to."""
 

@@ -62,13 +62,20 @@ def parse_grant(text: str) -> Grant:
 class Caller:
     """Who sent a request, and what this caller may do.
 
-    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials.
+    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials; limits tell it from
+    others by its `address`.
     """
 
     subject: str
     grants: tuple[Grant, ...] = ()
     expires_s: float | None = None
     is_anonymous: bool = False
+    address: str = ""
+
+    @property
+    def share(self) -> str:
+        """Whose share of what is limited the caller uses up."""
+        return f"address {self.address}" if self.is_anonymous else f"subject {self.subject}"
 
     def may(self, operation: str, kind: ResourceKind, name: str) -> bool:
         """Return True if a grant of the caller covers the operation."""
@@ -87,11 +94,11 @@ class GrantBook:
         self._grants = {who: tuple(parse_grant(text) for text in texts) for who, texts in grants.items()}
         self._has_authentication = has_authentication
 
-    def anonymous(self) -> Caller:
+    def anonymous(self, address: str = "") -> Caller:
         """Return the caller without credentials: it may do everything only if nobody can have any."""
         if not self._has_authentication:
-            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True)
-        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True)
+            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True, address=address)
+        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True, address=address)
 
     def caller(self, subject: str, roles: Iterable[str] = (), *, expires_s: float | None = None) -> Caller:
         """Return an authenticated caller with its own grants, those of its roles, and those of everybody."""

@@ -99,7 +99,14 @@ class GatewaySettings(Section):
     max_held_requests: _Count = Field(
         default=1_000, description="Most requests that wait for missing partitions; further ones get 503."
     )
+    max_requests_in_flight_per_caller: _Count = Field(
+        default=500, description="The same for one caller: a subject, or an address without credentials."
+    )
+    max_bodies_bytes: _Count = Field(
+        default=268_435_456, description="Most bytes of all bodies that are in memory; further ones get 503."
+    )
     max_streams: _Count = Field(default=1_000, description="Most streams at a time; further ones get 503.")
+    max_streams_per_caller: _Count = Field(default=500, description="The same for one caller.")
     max_sockets: _Count = Field(default=10_000, description="Most WebSockets at a time; further ones are refused.")
     max_subscriptions_per_socket: _Count = Field(default=1_000, description="Most keys that one WebSocket follows.")
     max_frame_bytes: _Count = Field(default=1_048_576, description="Largest frame that a WebSocket takes.")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +31,7 @@ from headrace.errors import (
     NotFound,
     TimedOut,
     Unauthenticated,
+    WrongMediaType,
 )
 from headrace.gateway.console import ConsoleParts, ConsoleRecorder, ConsoleRoutes
 from headrace.gateway.engines import EngineRoutes
@@ -36,14 +39,15 @@ from headrace.gateway.exchange import ClientLeft, Exchange, path_of
 from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
-from headrace.gateway.limits import Rates, Slots
+from headrace.gateway.limits import BodyBytes, Rates, Slots
 from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.ports import GatewayParts
-from headrace.gateway.problems import problem_of
+from headrace.gateway.problems import problem_of, problem_response
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
+from headrace.gateway.responses import JSON_HEADERS, ReadyResponse
+from headrace.gateway.routes import GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
 from headrace.gateway.sockets import Sockets, SocketTerms
 from headrace.gateway.streams import StreamResponse, StreamTerms
@@ -60,6 +64,8 @@ SOCKET_PATH = b"/socket"
 TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
 _MOST_TRACE_STATE = 512
+_NO_QUERY = QueryParams("")
+_is_logged = logging.getLogger(__name__).isEnabledFor
 
 
 class GatewayApp:
@@ -86,12 +92,19 @@ class GatewayApp:
         self._settings = settings
         self._beside = beside
         self._closing = asyncio.Event()
-        self._in_flight = Slots("requests", settings.max_requests_in_flight, IN_FLIGHT)
+        self._in_flight = Slots(
+            "requests",
+            settings.max_requests_in_flight,
+            IN_FLIGHT,
+            per_caller=settings.max_requests_in_flight_per_caller,
+        )
         self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
+        self._bodies = BodyBytes(settings.max_bodies_bytes)
         self._origins = Origins(settings)
         self._authentication = Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
-        terms = StreamTerms(Slots("streams", settings.max_streams, STREAMS), self._closing, settings.heartbeat_s)
+        streams = Slots("streams", settings.max_streams, STREAMS, per_caller=settings.max_streams_per_caller)
+        terms = StreamTerms(streams, self._closing, settings.heartbeat_s)
         self._operations = OperationRoutes(
             parts.health,
             lambda: self._table.routes,
@@ -170,17 +183,17 @@ class GatewayApp:
         finally:
             elapsed_s = perf_counter() - started_s
             REQUESTS.labels(exchange.method_label, exchange.route, str(exchange.status or 0)).observe(elapsed_s)
-            _logger.debug(
-                "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
-            )
+            if _is_logged(logging.DEBUG):
+                _logger.debug(
+                    "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
+                )
 
     async def _send_answer(self, exchange: Exchange) -> None:
-        with self._in_flight.take():
+        with exchange.places:
             response = await self._answer(exchange)
-            if not isinstance(response, StreamResponse):
-                await response(exchange.scope, exchange.receive, exchange.send)
-                return
-        await response(exchange.scope, exchange.receive, exchange.send)  # streams have places of their own
+            if isinstance(response, StreamResponse):
+                exchange.places.close()  # streams have places of their own
+            await response(exchange.scope, exchange.receive, exchange.send)
 
     async def _answer(self, exchange: Exchange) -> ASGIApp:
         """Return the response to a request. Raises what is answered as a problem."""
@@ -197,7 +210,8 @@ class GatewayApp:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
         exchange.check_length(self._settings.max_body_bytes)
-        scope[CALLER] = await self._caller(exchange)
+        caller = scope[CALLER] = await self._caller(exchange)
+        exchange.places.enter_context(self._in_flight.take(caller.share))
         if self._authentication.is_signed(headers):
             return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
         return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
@@ -218,10 +232,12 @@ class GatewayApp:
         caller = await self._caller(exchange)
         self._check_permission(caller, match)
         body = await self._body(exchange)
+        # Not before: clients that are slow to send a body would take the places of all others.
+        exchange.places.enter_context(self._in_flight.take(caller.share))
         request = GatewayRequest(
             match.route,
             match.path,
-            QueryParams(exchange.scope["query_string"]),
+            QueryParams(exchange.scope["query_string"]) if exchange.scope["query_string"] else _NO_QUERY,
             exchange.headers,
             body,
             caller,
@@ -229,7 +245,7 @@ class GatewayApp:
             exchange.scope.get("root_path", ""),
         )
         if match.route.needs_owners is not None and match.route.needs_owners(request):
-            await self._owned()
+            await self._owned(caller)
         exchange.is_handling = True
         try:
             with span("gateway.request", parent=_trace_of(exchange.headers), route=match.route.path):
@@ -238,33 +254,39 @@ class GatewayApp:
             raise self._refusal(caller, error) from error
         return _response_of(found, match)
 
-    async def _owned(self) -> None:
+    async def _owned(self, caller: Caller) -> None:
         """Wait while partitions are missing, without a place among the requests in flight."""
         if self._suspension.is_suspended:
-            with self._in_flight.lent():
+            with self._in_flight.lent(caller.share):
                 await self._suspension.wait()
 
     async def _body(self, exchange: Exchange) -> bytes:
         try:
-            body = await exchange.body(self._settings.max_body_bytes, within_s=self._settings.request_timeout_s)
+            body = await exchange.body(
+                self._settings.max_body_bytes, self._bodies, within_s=self._settings.request_timeout_s
+            )
         except BodyTooLarge:
             REFUSED.labels("body").inc()
             raise
         self._authentication.check_body(exchange.headers, body)
+        if (coding := exchange.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise WrongMediaType("Content-Encoding", coding[:60], ("identity",))
         return body
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
         scope = exchange.scope
-        address = f"address {scope['client'][0] if scope.get('client') else ''}"
-        parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
+        address = scope["client"][0] if scope.get("client") else ""
+        parts = None
+        if self._authentication.is_signed(exchange.headers):
+            parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
-            caller = await self._authentication.caller(exchange.headers, parts)
+            caller = await self._authentication.caller(exchange.headers, parts, address=address)
         except Unauthenticated:
             REFUSED.labels("credentials").inc()
-            self._rates.take(address)
+            self._rates.take(Caller("", is_anonymous=True, address=address).share)
             raise
-        self._rates.take(address if caller.is_anonymous else f"subject {caller.subject}")
+        self._rates.take(caller.share)
         return caller
 
     def _check_permission(self, caller: Caller, match: Match) -> None:
@@ -293,16 +315,17 @@ class GatewayApp:
         except HeadraceError as error:
             # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
             _logger.info("WebSocket refused", request_id=exchange.request_id, reason=str(error))
-            await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
+            await _deny(exchange, send, error)
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         query, path = QueryParams(scope["query_string"]), path_of(scope)
+        charge = partial(self._rates.take, caller.share)
         if path.rstrip(b"/") == SOCKET_PATH:
-            await self._sockets.serve_many(scope, receive, send, caller)
+            await self._sockets.serve_many(scope, receive, send, caller, charge=charge)
             return
         match = self._table.find("GET", path)
         if match is not None and match.route.path == KEY_PATH:
-            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"))
+            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"), charge=charge)
         elif self._beside is not None:
             await self._beside(scope, receive, send)
         else:
@@ -327,7 +350,7 @@ def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whateve
         raise NotFound(things if last.startswith("{") else f"{last} of {things}")
     if isinstance(found, Response | StreamResponse):
         return found
-    return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+    return ReadyResponse(msgspec.json.encode(found), JSON_HEADERS, match.route.answer.status)
 
 
 def _trace_of(headers: Headers) -> Context | None:
@@ -349,6 +372,17 @@ def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTe
         max_waiting=settings.max_waiting_changes,
         is_closing_slow=settings.slow_socket == "close",
     )
+
+
+async def _deny(exchange: Exchange, send: Send, error: HeadraceError) -> None:
+    """Refuse a WebSocket with the status of the problem, where the server can send one; else it is always 403."""
+    if "websocket.http.response" not in (exchange.scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
+        return
+    response = problem_response(error, exchange.request_id)
+    head = {"type": "websocket.http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(head)
+    await send({"type": "websocket.http.response.body", "body": response.body})
 
 
 def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:

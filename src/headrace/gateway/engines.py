@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from headrace.engine import EngineClient, Rejected, Success
 from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
+from headrace.gateway.etags import etag_of, has_version
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import (
     AT_LEAST,
@@ -58,7 +59,7 @@ class EngineRoutes:
                     "The state.", content={JSON: {"type": "object", "required": ["state", "version"]}}, has_token=True
                 ),
                 needs=Needs("read", "engine", "{engine}"),
-                parameters=(AT_LEAST,),
+                parameters=(AT_LEAST, RouteParameter("If-None-Match", "The version you have.", place="header")),
             ),
             route(
                 "POST",
@@ -87,7 +88,9 @@ class EngineRoutes:
         if found.state is None:
             return None
         content = {"state": msgspec.to_builtins(found.state), "version": found.version, "since": found.since}
-        headers = {"etag": f'"{found.version}"', "cache-control": "no-cache", TOKEN_HEADER: found.token}
+        headers = {"etag": etag_of(found.version), "cache-control": "no-cache", TOKEN_HEADER: found.token}
+        if has_version(request.headers, found.version):
+            return Response(status_code=304, headers=headers)
         return Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
 
     async def send(self, request: GatewayRequest) -> object:
@@ -128,12 +131,12 @@ def _command_of(client: EngineClient[Any], request: GatewayRequest) -> Any:  # n
 
 
 def _command_id_of(request: GatewayRequest) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = request.once("idempotency-key")
     return None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_BYTES)
 
 
 def _expected_of(request: GatewayRequest) -> int | None:
-    sent = request.headers.get("if-match")
+    sent = request.once("if-match")
     if sent is None:
         return None
     text = sent.strip().strip('"')

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import re
-import uuid
+import secrets
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import BadArgument, BodyTooLarge, TimedOut
+from headrace.gateway.limits import BodyBytes
 from headrace.gateway.problems import problem_response
 from headrace.observe import get_logger
 
@@ -18,7 +22,34 @@ __all__ = ["ClientLeft", "Exchange", "path_of"]
 _logger = get_logger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROCESS_ID = secrets.token_hex(8)  # with a number behind it, a request's id is unique without asking the system again
+_request_numbers = itertools.count(1)
 _OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+class RequestHeaders(Headers):
+    """The headers of a request with an index: each of them is looked for many times on the way to the answer."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        self._index: dict[str, list[str]] = {}
+        for name, value in raw:
+            self._index.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+
+    def getlist(self, key: str) -> list[str]:
+        """Return all values of a header."""
+        return list(self._index.get(key.lower(), ()))
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in the class above
+        """Return the first value of a header."""
+        found = self._index.get(key.lower())
+        return found[0] if found else default
+
+    def __getitem__(self, key: str) -> str:
+        return self._index[key.lower()][0]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._index
 
 
 class ClientLeft(Exception):
@@ -26,17 +57,21 @@ class ClientLeft(Exception):
 
 
 class Exchange:
-    """A request and what is known of its answer. `is_handling` is set when a handler may have done something."""
+    """A request and what is known of its answer. `is_handling` is set when a handler may have done something.
+
+    `places` are what it holds of the gateway's limits until it has been answered.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.headers = Headers(scope=scope)
+        self.headers = RequestHeaders(scope["headers"])
         self.receive = receive
         self.request_id = _request_id(self.headers)
         self.more_headers: dict[str, str] = {}
         self.route = "none"
         self.is_handling = False
         self.status: int | None = None
+        self.places = contextlib.ExitStack()
         self._send = send
         self._is_read = not ("transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0")
 
@@ -49,6 +84,11 @@ class Exchange:
     def sent_path(self) -> bytes:
         """The whole path as it was sent, which a signature covers."""
         return _raw_path(self.scope)
+
+    @property
+    def has_body(self) -> bool:
+        """True while some of the request's body has not been read."""
+        return not self._is_read
 
     @property
     def method_label(self) -> str:
@@ -94,19 +134,29 @@ class Exchange:
         if length.isdigit() and int(length[:20]) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
 
-    async def body(self, limit_bytes: int, *, within_s: float) -> bytes:
-        """Return the whole body. Raises BodyTooLarge as soon as that is known, TimedOut, ClientLeft."""
+    async def body(self, limit_bytes: int, held: BodyBytes, *, within_s: float) -> bytes:
+        """Return the whole body, whose bytes are held until the answer is sent.
+
+        Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
+        """
+        if not self.has_body:
+            return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
         chunks: list[bytes] = []
         deadline = asyncio.timeout(within_s)
         try:
             async with deadline:
-                while not self._is_read or not chunks:
+                is_more = True
+                while is_more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
-                    chunks.append(message.get("body", b""))
+                    chunk: bytes = message.get("body", b"")
+                    held.hold(len(chunk))
+                    self.places.callback(held.release, len(chunk))
+                    chunks.append(chunk)
+                    is_more = message.get("more_body", False)
         except TimeoutError as error:
             raise TimedOut("reading the body of the request", within_s) from error
         return b"".join(chunks)
@@ -149,4 +199,6 @@ def _raw_path(scope: Scope) -> bytes:
 def _request_id(headers: Headers) -> str:
     """Return the request's id: the caller's own if it is plain, or a new one."""
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    if given and _REQUEST_ID.fullmatch(given):
+        return given
+    return f"{_PROCESS_ID}{next(_request_numbers):016x}"

@@ -35,21 +35,21 @@ class Authentication:
         if "signature-input" in headers:
             MessageSignatures.check_body(headers, body)
 
-    async def caller(self, headers: Headers, parts: SignedParts) -> Caller:
+    async def caller(self, headers: Headers, parts: SignedParts | None, *, address: str = "") -> Caller:
         """Return the caller, before the body is read: nobody fills the memory without credentials.
 
-        Raises Unauthenticated.
+        `parts` are needed for a signed request. Raises Unauthenticated.
         """
         sent = headers.getlist("authorization")
         if sent and "signature-input" in headers:
             raise Unauthenticated("send a token or a signature, not both")
         if "signature-input" in headers:
-            if self._signatures is None:
+            if self._signatures is None or parts is None:
                 raise Unauthenticated("this gateway takes no signatures")
             return self._grants.caller(self._signatures.key_id(headers, parts))
         if sent:
             return await self._bearer(sent)
-        return self._grants.anonymous()
+        return self._grants.anonymous(address)
 
     async def _bearer(self, sent: list[str]) -> Caller:
         token = bearer_token(sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.errors import AppendIdReused, BadArgument, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventRenderer, NewEvent, payload_of
 from headrace.gateway.ports import GatewayParts, ServedJournal
-from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.requests import GatewayRequest, whole_number
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -38,6 +39,8 @@ _PATH = "/journals/{topic}/{id}"
 _LIMIT = 100
 _NEXT_ATTEMPTS = 100
 _MOST_KEY_BYTES = 255
+_SEEN_FOR_S = 5.0  # how long a topic that was there is taken to be there
+_MOST_SEEN = 1_000
 _NUMBER = {"type": "integer", "minimum": 1}
 _AVRO_PARAMETER = RouteParameter("avro", "With `json`, payloads that are framed Avro are decoded.", {"enum": ["json"]})
 _PLACE_SCHEMA = {
@@ -99,6 +102,7 @@ class JournalRoutes:
         self._page_limit = page_limit
         self._create_topics = create_topics
         self._renderer = JsonRenderer(parts.registry)
+        self._seen_s: dict[str, float] = {}
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
@@ -190,11 +194,13 @@ class JournalRoutes:
         first = request.number("from", default=1, least=1, most=MAX_SEQ_NR)
         last = request.number("to", default=MAX_SEQ_NR, least=1, most=MAX_SEQ_NR)
         writer = self._writer(request)
-        journal = self._parts.journal(request.path["topic"])
+        journal = await self._existing(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
             events = journal.read(request.path["id"], first, to_seq_nr=last, at_least=request.token)
             source = _items(events, writer)
-            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            stream = StreamResponse(
+                source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
+            )
             return await stream.fetch_first()
         limit = request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
         found = await _page(journal, request.path["id"], first, last, limit + 1, at_least=request.token)
@@ -203,11 +209,11 @@ class JournalRoutes:
 
     async def read_one(self, request: GatewayRequest) -> object:
         """Answer with one event, or with the bytes of its payload."""
-        number = request.path["seq_nr"]
-        if not (number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= MAX_SEQ_NR):
-            raise BadArgument("seq_nr", number[:60], f"numbers go from 1 to {MAX_SEQ_NR}")
-        journal = self._parts.journal(request.path["topic"])
-        found = await _page(journal, request.path["id"], int(number), int(number), 1, at_least=request.token)
+        number = whole_number(request.path["seq_nr"])
+        if number is None or not 1 <= number <= MAX_SEQ_NR:
+            raise BadArgument("seq_nr", request.path["seq_nr"][:60], f"numbers go from 1 to {MAX_SEQ_NR}")
+        journal = await self._existing(request.path["topic"])
+        found = await _page(journal, request.path["id"], number, number, 1, at_least=request.token)
         if not found:
             return None
         payload = found[0].payload
@@ -238,12 +244,12 @@ class JournalRoutes:
         if request.text("to") is None:
             raise BadArgument("to", None, "it is needed: the last seq_nr to delete")
         to = request.number("to", default=0, least=1, most=MAX_SEQ_NR)
-        position = await self._parts.journal(request.path["topic"]).delete(request.path["id"], to=to)
+        position = await (await self._existing(request.path["topic"])).delete(request.path["id"], to=to)
         return None if position is None else Response(status_code=204, headers={TOKEN_HEADER: position.token})
 
     async def pointer(self, request: GatewayRequest) -> object:
         """Answer with the last seq_nr; None if there is no journal."""
-        journal = self._parts.journal(request.path["topic"])
+        journal = await self._existing(request.path["topic"])
         pointer = await journal.pointer(request.path["id"], at_least=request.token)
         return None if pointer is None else {"pointer": pointer}
 
@@ -255,7 +261,7 @@ class JournalRoutes:
 
     async def purge(self, request: GatewayRequest) -> object:
         """Remove the journal; None if there is none."""
-        journal = self._parts.journal(request.path["topic"])
+        journal = await self._existing(request.path["topic"])
         if await journal.pointer(request.path["id"]) is None:
             return None
         position = await journal.purge(request.path["id"])
@@ -274,10 +280,21 @@ class JournalRoutes:
         return AppendForm((NewEvent(request.body, seq_nr=number or None),))
 
     async def _writable(self, topic: str) -> ServedJournal:
-        """Return a topic's journals. Raises UnknownTopic: callers choose topics, so they must not make them."""
+        """Return a topic's journals. Raises UnknownTopic, unless an append may create topics."""
+        return self._parts.journal(topic) if self._create_topics else await self._existing(topic)
+
+    async def _existing(self, topic: str) -> ServedJournal:
+        """Return the journals of a topic that exists: a journal that is opened would create it.
+
+        Callers choose topics, so they must not make them, least of all by reading. Raises UnknownTopic, BadArgument.
+        """
         journal = self._parts.journal(topic)
-        if not self._create_topics and not await self._parts.has_topic(topic):
-            raise UnknownTopic(topic)
+        if time.monotonic() - self._seen_s.get(topic, -_SEEN_FOR_S) >= _SEEN_FOR_S:
+            if not await self._parts.has_topic(topic):
+                raise UnknownTopic(topic)
+            if len(self._seen_s) >= _MOST_SEEN:
+                self._seen_s.clear()
+            self._seen_s[topic] = time.monotonic()
         return journal
 
     def _writer(self, request: GatewayRequest) -> EventRenderer:
@@ -316,7 +333,7 @@ async def _append_numbered(
     try:
         return await _append(journal, id_, form, events, expected=expected, key=key)
     except (WrongSeqNr, VoidAppend):
-        earlier = await _earlier_try(journal, id_, events, key) if key is not None else None
+        earlier = await _earlier_try(journal, id_, events, form.metadata, key) if key is not None else None
         if earlier is None:
             raise
         return earlier
@@ -335,7 +352,9 @@ async def _append_next(journal: ServedJournal, id_: str, form: AppendForm) -> tu
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _earlier_try(journal: ServedJournal, id_: str, events: Sequence[Event], key: str) -> StoredEvent | None:
+async def _earlier_try(
+    journal: ServedJournal, id_: str, events: Sequence[Event], metadata: object, key: str
+) -> StoredEvent | None:
     """Return the first event of an append that was written with the key; None if other appends have the numbers.
 
     Raises AppendIdReused if the key was used for other events with these numbers.
@@ -346,11 +365,13 @@ async def _earlier_try(journal: ServedJournal, id_: str, events: Sequence[Event]
     written = [(event.seq_nr, _comparable(event.payload), event.tags) for event in found]
     if written != [(event.seq_nr, _comparable(event.payload), event.tags) for event in events]:
         raise AppendIdReused(id_, key)
+    if _comparable(found[0].metadata) != _comparable(metadata):
+        raise AppendIdReused(id_, key)
     return found[0]
 
 
 def _idempotency_key(request: GatewayRequest) -> str | None:
-    key = request.headers.get(IDEMPOTENCY_HEADER)
+    key = request.once(IDEMPOTENCY_HEADER)
     return None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_KEY_BYTES)
 
 

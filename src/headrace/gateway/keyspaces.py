@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,9 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
+from headrace.gateway.etags import ANY_VERSION, etag_of, has_version, versions_in
 from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.responses import ReadyResponse
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -23,7 +24,7 @@ from headrace.gateway.routes import (
 )
 from headrace.gateway.state_forms import AVRO, MessageForm, StateForm, json_of
 from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
-from headrace.keyspace import NO_VALUE, KeyspaceClient, KeyspaceSpec, Scattered
+from headrace.keyspace import NO_VALUE, KeyspaceClient, KeyspaceSpec, KeyWritten, Scattered
 from headrace.protocol import check_text
 from headrace.serde import Registry
 
@@ -35,6 +36,7 @@ _STATE = f"{_ONE}/states/{{state}}"
 KEY_PATH = f"{_STATE}/{{key}}"
 _LIMIT = 100
 _MOST_ID_CHARS = 255
+_WRITE_ATTEMPTS = 10
 _ANY: dict[str, dict[str, Any]] = {JSON: {}}
 _ANY_OR_AVRO = {JSON: {}, AVRO: {"type": "string"}}
 _STALENESS = RouteParameter("max_staleness_s", "A copy that is at most this old may answer.", {"type": "number"})
@@ -195,12 +197,20 @@ class KeyspaceRoutes:
         )
         if found.value is None:
             return None
-        headers = {"etag": _etag(found.version), "cache-control": "no-cache", TOKEN_HEADER: found.token}
-        if request.headers.get("if-none-match") == headers["etag"]:
-            return Response(status_code=304, headers=headers)
+        # The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
+        headers = (
+            (b"etag", etag_of(found.version).encode()),
+            (b"cache-control", b"no-cache"),
+            (b"vary", b"accept"),
+            (TOKEN_HEADER.lower().encode(), found.token.encode()),
+        )
+        if has_version(request.headers, found.version):
+            return Response(status_code=304, headers={name.decode(): value.decode() for name, value in headers})
         if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
-            return Response(await state.to_avro(found.value), headers=headers, media_type=AVRO)
-        return Response(msgspec.json.encode(state.to_json(found.value)), headers=headers, media_type=JSON)
+            return ReadyResponse(await state.to_avro(found.value), ((b"content-type", AVRO.encode()), *headers))
+        return ReadyResponse(
+            msgspec.json.encode(state.to_json(found.value)), ((b"content-type", JSON.encode()), *headers)
+        )
 
     async def put(self, request: GatewayRequest) -> object:
         """Set a value, if its version is the one that the caller names."""
@@ -210,27 +220,31 @@ class KeyspaceRoutes:
         value = await state.from_avro(request.body) if is_avro else state.from_json(request.json(Any))
         if value is None:
             raise BadArgument("value", None, "null is no value; use DELETE to remove one")
-        ttl_s = _seconds(request, "ttl_s")
-        expected = await self._expected(request, forms, state, key)
-        with _precondition(expected, key):
-            written = await forms.served.client.put(state.name, key, value, ttl=ttl_s, expected=expected)
-        return Response(status_code=204, headers={TOKEN_HEADER: written.token})
+        ttl_s, client = _seconds(request, "ttl_s"), forms.served.client
+
+        async def write(expected: int | None) -> KeyWritten:
+            return await client.put(state.name, key, value, ttl=ttl_s, expected=expected)
+
+        return await _written(request, client, state, key, write)
 
     async def delete(self, request: GatewayRequest) -> object:
         """Delete a key, if its version is the one that the caller names."""
         forms, state = self._state(request)
-        key = state.key(request.path["key"])
-        expected = await self._expected(request, forms, state, key)
-        with _precondition(expected, key):
-            written = await forms.served.client.delete(state.name, key, expected=expected)
-        return Response(status_code=204, headers={TOKEN_HEADER: written.token})
+        key, client = state.key(request.path["key"]), forms.served.client
+
+        async def write(expected: int | None) -> KeyWritten:
+            return await client.delete(state.name, key, expected=expected)
+
+        return await _written(request, client, state, key, write)
 
     async def scan(self, request: GatewayRequest) -> object:
         """Answer with a page of a prefix, or with a stream of all pairs."""
         forms, state = self._state(request)
         if request.wants((JSON, NDJSON)) == NDJSON:
             source = _pairs(forms.served.client, state)
-            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            stream = StreamResponse(
+                source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
+            )
             return await stream.fetch_first()
         prefix, after = request.text("prefix"), request.text("after")
         if prefix is None:
@@ -257,7 +271,7 @@ class KeyspaceRoutes:
             raise NotFound(f"index {index!r} of state {state.name!r}")
         try:
             value = msgspec.json.decode((text or "").encode())
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadArgument("value", (text or "")[:60], 'it is JSON, as in 7 or "ann"') from error
         limit = self._limit(request)
         found = await forms.served.client.find(
@@ -274,9 +288,12 @@ class KeyspaceRoutes:
         is_avro = request.content_type == AVRO
         message = await form.from_avro(request.body) if is_avro else form.from_json(request.json(Any))
         client = forms.served.client
+        key = request.once("idempotency-key")
         if client.check(message).key_of is None:
+            if key is not None:
+                rule = "a message to all partitions has no id, so a repeat is carried out again; send it without"
+                raise BadArgument("Idempotency-Key", key[:60], rule)
             return _gathered(await client.scatter(message))
-        key = request.headers.get("idempotency-key")
         message_id = None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_CHARS)
         reply, token = await client.ask_with_token(message, message_id=message_id)
         headers = {TOKEN_HEADER: token}
@@ -321,22 +338,6 @@ class KeyspaceRoutes:
     def _limit(self, request: GatewayRequest) -> int:
         return request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
 
-    async def _expected(self, request: GatewayRequest, forms: _Forms, state: StateForm, key: Any) -> int | None:  # noqa: ANN401
-        """Return the version that a write expects; None if the caller does not care."""
-        match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
-        if none_match is not None:
-            if none_match.strip() != "*" or match is not None:
-                raise BadArgument("If-None-Match", none_match[:60], "for a write it is *, and without If-Match")
-            return NO_VALUE
-        if match is None:
-            return None
-        if match.strip() == "*":
-            version = (await forms.served.client.read(state.name, key)).version
-            if version == NO_VALUE:
-                raise PreconditionFailed(repr(key))
-            return version
-        return _version_of(match)
-
 
 def _always(request: GatewayRequest) -> bool:
     return True
@@ -354,26 +355,55 @@ def _forms_of(served: ServedKeyspace, registry: Registry) -> _Forms:
     return _Forms(served, states, messages)
 
 
-@contextlib.contextmanager
-def _precondition(expected: int | None, key: Any) -> Iterator[None]:  # noqa: ANN401
-    """Turn a conflict into a failed precondition, if the caller has named one."""
-    try:
-        yield
-    except StateConflict as error:
-        if expected is None:
-            raise
-        raise PreconditionFailed(repr(key)) from error
+async def _written(
+    request: GatewayRequest,
+    client: KeyspaceClient,
+    state: StateForm,
+    key: Any,  # noqa: ANN401
+    write: Callable[[int | None], Awaitable[KeyWritten]],
+) -> Response:
+    """Write a value if its version is one that the caller names. Raises PreconditionFailed, BadArgument."""
+    named = _named_versions(request)
+    for attempt in range(1, _WRITE_ATTEMPTS + 1):
+        expected = await _expected(client, state, key, named)
+        try:
+            written = await write(expected)
+        except StateConflict as error:
+            if expected is None:
+                raise
+            # Another writer was faster. Its version may be one that was named, too, unless there was only one.
+            if isinstance(named, int) or attempt == _WRITE_ATTEMPTS:
+                raise PreconditionFailed(repr(key)) from error
+        else:
+            return Response(status_code=204, headers={TOKEN_HEADER: written.token})
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _etag(version: int) -> str:
-    return f'"{version}"'
+def _named_versions(request: GatewayRequest) -> int | frozenset[int] | str | None:
+    """Return what a write expects: one version, some, any, or None if the caller does not care. Raises BadArgument."""
+    named, none_match = versions_in(request.headers), request.once("if-none-match")
+    if none_match is not None:
+        if none_match.strip() != ANY_VERSION or named is not None:
+            raise BadArgument("If-None-Match", none_match[:60], "for a write it is *, and without If-Match")
+        return NO_VALUE
+    if isinstance(named, frozenset) and len(named) == 1:
+        return next(iter(named))
+    return named
 
 
-def _version_of(etag: str) -> int:
-    text = etag.strip().removeprefix('"').removesuffix('"')
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and etag.strip() == f'"{text}"'):
-        raise BadArgument("If-Match", etag[:60], 'it is one ETag of a value, as in "7"')
-    return int(text)
+async def _expected(
+    client: KeyspaceClient,
+    state: StateForm,
+    key: Any,  # noqa: ANN401
+    named: int | frozenset[int] | str | None,
+) -> int | None:
+    """Return the version to expect; of several, the present one if it is among them. Raises PreconditionFailed."""
+    if named is None or isinstance(named, int):
+        return named
+    version = (await client.read(state.name, key)).version
+    if version == NO_VALUE or (isinstance(named, frozenset) and version not in named):
+        raise PreconditionFailed(repr(key))
+    return version
 
 
 def _seconds(request: GatewayRequest, name: str) -> float | None:

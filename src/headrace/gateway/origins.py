@@ -7,6 +7,7 @@ a page could have its own name lead here and be of the same origin.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,6 +25,15 @@ _READS = ("GET", "HEAD")
 _PREFLIGHT_S = 600
 
 
+@lru_cache(maxsize=1024)
+def _name_in(host: str) -> str:
+    """Return the name in a header Host, without its port; nothing if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that hold no address
+        return ""
+
+
 class Origins:
     """Checks the headers Host and Origin, and makes the headers of CORS."""
 
@@ -36,7 +46,7 @@ class Origins:
     def check(self, method: str, scheme: str, headers: Headers) -> None:
         """Raise Forbidden for a request that a page without permission may have caused."""
         host = headers.get("host", "").lower()
-        if self._hosts and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+        if self._hosts and (len(headers.getlist("host")) > 1 or _name_in(host) not in self._hosts):
             REFUSED.labels("host").inc()
             raise Forbidden("use this gateway by this name", "the header Host is not one of gateway.hosts")
         origin = headers.get("origin")
@@ -52,9 +62,9 @@ class Origins:
 
     def headers(self, headers: Headers) -> dict[str, str]:
         """Return the headers that let a page of an allowed origin read the answer."""
-        origin = headers.get("origin")
         if not self._origins:
             return {}
+        origin = headers.get("origin")
         if origin is None or not self._is_allowed(origin):
             return {"vary": "origin"}
         return {

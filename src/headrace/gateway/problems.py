@@ -62,6 +62,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.VoidAppend: _Answer(409, ("key",)),
     errors.TopicShared: _Answer(409, ("topic",)),
     errors.AppendIdReused: _Answer(422, ("key",)),
+    errors.TopicClaimed: _Answer(409, ("topic",)),
     errors.KeyPresent: _Answer(409, ("key",)),
     errors.NotUnique: _Answer(409, ("index",)),
     errors.NoStateYet: _Answer(409, ("key", "seq_nr", "pointer")),

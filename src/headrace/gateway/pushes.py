@@ -15,7 +15,17 @@ from headrace.errors import Busy
 from headrace.gateway.metrics import REFUSED
 from headrace.state import StateChange
 
-__all__ = ["PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_pair", "encode_push", "schema_frame", "schema_id_asked"]
+__all__ = [
+    "MORE_FRAMES",
+    "PUSH",
+    "SCHEMA",
+    "VALUE",
+    "PushQueue",
+    "encode_pair",
+    "encode_push",
+    "schema_frame",
+    "schema_id_asked",
+]
 
 VALUE, PUSH, PAIR, SCHEMA = 0, 1, 2, 123
 
@@ -23,11 +33,14 @@ _LAGGED, _ABSENT, _PRESENT, _EXPIRED, _DELTA = 1, 2, 4, 8, 16
 _ASKED = struct.Struct(">Bi")
 _HEAD = struct.Struct(">BiBH")
 _PAIR_HEAD = struct.Struct(">BiBHHI")
+_MOST_PER_SOCKET = 10_000
+MORE_FRAMES = "headrace.more_frames"  # in a message of ASGI: another frame follows before anything else happens
 
 
 class PushQueue:
     """The changes that wait to be sent, by the number of their subscription, in turn.
 
+    At most `limit` wait for one subscription, and 10 000 for all together, beside the newest of each.
     With `is_closing` a client that is too slow makes `get` raise Busy; otherwise its changes are conflated.
     """
 
@@ -35,33 +48,42 @@ class PushQueue:
         self._limit = limit
         self._is_closing = is_closing
         self._waiting: OrderedDict[int, deque[StateChange[Any, Any]]] = OrderedDict()
+        self._count = 0
         self._is_overrun = False
         self._filled = asyncio.Event()
 
     def put(self, number: int, change: StateChange[Any, Any]) -> None:
         """Add a change; if too many wait, it replaces them, and is marked as lagged."""
         queue = self._waiting.setdefault(number, deque())
-        if len(queue) >= self._limit:
+        if len(queue) >= self._limit or (queue and self._count >= _MOST_PER_SOCKET):
             REFUSED.labels("slow_socket").inc()
             self._is_overrun = self._is_closing
+            self._count -= len(queue)
             queue.clear()
             change = change._replace(is_lagged=True, delta=None)
         queue.append(change)
+        self._count += 1
         self._filled.set()
 
     def drop(self, number: int) -> None:
         """Forget what waits for a subscription that has ended."""
-        self._waiting.pop(number, None)
+        self._count -= len(self._waiting.pop(number, ()))
 
-    async def get(self) -> tuple[int, StateChange[Any, Any]]:
-        """Return the next change, of each subscription in turn. Raises Busy if the client is to be closed."""
+    async def wait(self) -> None:
+        """Wait until there is a change. Raises Busy if the client is to be closed."""
         while not self._waiting and not self._is_overrun:
             self._filled.clear()
             await self._filled.wait()
         if self._is_overrun:
             raise Busy("the queue of a WebSocket", self._limit)
+
+    def take(self) -> tuple[int, StateChange[Any, Any]] | None:
+        """Return the next change, of each subscription in turn; None if there is none."""
+        if not self._waiting:
+            return None
         number, queue = self._waiting.popitem(last=False)
         change = queue.popleft()
+        self._count -= 1
         if queue:
             self._waiting[number] = queue
         return number, change

@@ -13,7 +13,7 @@ from headrace.errors import BadArgument, WrongMediaType
 from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
 from headrace.model import combine_tokens
 
-__all__ = ["GatewayRequest", "chosen_media_type"]
+__all__ = ["GatewayRequest", "chosen_media_type", "whole_number"]
 
 T = TypeVar("T")
 _WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
@@ -47,7 +47,7 @@ class GatewayRequest:
         self.request_id = request_id
         self.token = _token_of(headers)
         self.root_path = root_path
-        if not route.takes_any_query:
+        if query and not route.takes_any_query:
             self._check_query()
 
     def text(self, name: str) -> str | None:
@@ -62,10 +62,17 @@ class GatewayRequest:
         text = self.text(name)
         if text is None:
             return default
-        is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-        if not is_number or not least <= int(text) <= most:
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
             raise BadArgument(name, text[:60], f"it is a whole number from {least} to {most}")
-        return int(text)
+        return number
+
+    def once(self, name: str) -> str | None:
+        """Return a header that may be sent once; None if it is absent. Raises BadArgument."""
+        given = self.headers.getlist(name)
+        if len(given) > 1:
+            raise BadArgument(name, len(given), "it may be sent once only")
+        return given[0] if given else None
 
     def flag(self, name: str) -> bool:
         """Return True if the query says `name` or `name=true`. Raises BadArgument."""
@@ -110,6 +117,11 @@ def _token_of(headers: Headers) -> str | None:
     """Return the tokens of the header as one. Raises BadToken, also for routes that have no use for a token."""
     given = [text.strip() for line in headers.getlist(TOKEN_HEADER) for text in line.split(",")]
     return combine_tokens(*given) if given else None
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of digits stands for; None if it is none, or longer than any number here."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def chosen_media_type(accept: str, offered: Sequence[str]) -> str:

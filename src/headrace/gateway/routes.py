@@ -120,44 +120,59 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[GatewayRoute]) -> None:
         self.routes = tuple(routes)
-        self._by_length: dict[int, list[GatewayRoute]] = {}
+        self._by_start: dict[tuple[int, bytes | None], list[_Shape]] = {}
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for route in sorted(routes, key=lambda each: [part.startswith("{") for part in each.segments]):
             shape = tuple("{}" if part.startswith("{") else part for part in route.segments)
             if (route.method, shape) in seen:
                 raise BadArgument("routes", f"{route.method} {route.path}", "another route has this method and path")
             seen.add((route.method, shape))
-            self._by_length.setdefault(len(shape), []).append(route)
+            start = None if not shape or shape[0] == "{}" else shape[0].encode()
+            self._by_start.setdefault((len(shape), start), []).append(_shape_of(route))
 
     def find(self, method: str, raw_path: bytes) -> Match | None:
         """Return the route of a request; None if nothing is served at the path. Raises NoSuchRoute, BadArgument."""
         raw = raw_path.split(b"?", 1)[0].strip(b"/")
         given = raw.split(b"/") if raw else []
-        fitting = [route for route in self._by_length.get(len(given), ()) if _fits(route, given)]
-        if not fitting:
-            return None
         wanted = "GET" if method == "HEAD" else method
-        for route in fitting:
-            if route.method == wanted:
-                return Match(route, _parameters(route, given))
-        allowed = sorted({route.method for route in fitting})
-        raise NoSuchRoute(method, fitting[0].path, tuple(allowed))
+        allowed: dict[str, GatewayRoute] = {}
+        for start in (given[0] if given else None, None):
+            for shape in self._by_start.get((len(given), start), ()):
+                if shape.fits(given):
+                    if shape.route.method == wanted:
+                        return Match(shape.route, {name: _decoded(name, given[at]) for at, name in shape.parameters})
+                    allowed.setdefault(shape.route.method, shape.route)
+        if not allowed:
+            return None
+        raise NoSuchRoute(method, next(iter(allowed.values())).path, tuple(sorted(allowed)))
 
 
-def _fits(route: GatewayRoute, given: Sequence[bytes]) -> bool:
-    return all(
-        bool(raw) if part.startswith("{") else part.encode() == raw
-        for part, raw in zip(route.segments, given, strict=True)
+class _Shape(NamedTuple):
+    """A route as paths are compared with it: what stands at which place, and where its parameters are."""
+
+    route: GatewayRoute
+    fixed: tuple[tuple[int, bytes], ...]
+    parameters: tuple[tuple[int, str], ...]
+
+    def fits(self, given: Sequence[bytes]) -> bool:
+        """Return True if the segments are those of the route, and no parameter is empty."""
+        for at, part in self.fixed:
+            if given[at] != part:
+                return False
+        return all(given[at] for at, _ in self.parameters)
+
+
+def _shape_of(route: GatewayRoute) -> _Shape:
+    parts = list(enumerate(route.segments))
+    return _Shape(
+        route,
+        tuple((at, part.encode()) for at, part in parts if not part.startswith("{")),
+        tuple((at, part[1:-1]) for at, part in parts if part.startswith("{")),
     )
-
-
-def _parameters(route: GatewayRoute, given: Sequence[bytes]) -> dict[str, str]:
-    pairs = zip(route.segments, given, strict=True)
-    return {part[1:-1]: _decoded(part[1:-1], raw) for part, raw in pairs if part.startswith("{")}
 
 
 def _decoded(name: str, raw: bytes) -> str:
     try:
-        return unquote_to_bytes(raw).decode()
+        return (unquote_to_bytes(raw) if b"%" in raw else raw).decode()
     except UnicodeDecodeError as error:
         raise BadArgument(name, raw.decode("ascii", "replace"), "a path is UTF-8, percent-encoded") from error

@@ -24,7 +24,7 @@ from headrace.errors import (
     UnknownSubject,
 )
 from headrace.gateway.problems import PROBLEM_JSON, problem_of
-from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.requests import GatewayRequest, whole_number
 from headrace.gateway.routes import JSON, GatewayRoute, Handler, Needs, RouteAnswer, RouteParameter
 from headrace.serde import Level, Registry, Schema, Version, incompatibilities
 
@@ -220,9 +220,10 @@ class SchemaRoutes:
 
     async def _by_id(self, request: GatewayRequest) -> Schema:
         text = request.path["id"]
-        if not (text.isascii() and text.isdigit() and int(text[:20]) < 2**31):
+        number = whole_number(text)
+        if number is None or number >= 2**31:
             raise _DialectRefusal(404, 40403, f"there is no schema {text[:60]!r}: ids are whole numbers")
-        schema = await self._registry.schema(int(text))
+        schema = await self._registry.schema(number)
         if not request.caller.may("read", "schema", "*") and not await self._uses(request, schema):
             # An id does not say which subject it belongs to, so any that the caller may read will do.
             request.caller.check("read", "schema", "*")
@@ -237,11 +238,12 @@ class SchemaRoutes:
         known = await self._registry.versions(request.path["subject"])
         if text in _LATEST:
             return known[-1]
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) < 2**31):
+        number = whole_number(text)
+        if number is None or not 1 <= number < 2**31:
             raise _DialectRefusal(422, 42202, f"{text[:60]!r} is no version; it is a number from 1 on, or latest")
-        found = [each for each in known if each.version == int(text)]
+        found = [each for each in known if each.version == number]
         if not found:
-            raise UnknownSubject(request.path["subject"], "", int(text))
+            raise UnknownSubject(request.path["subject"], "", number)
         return found[0]
 
     async def _versions_or_none(self, subject: str) -> Sequence[Version]:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import socket
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from http import HTTPStatus
@@ -23,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.config import GatewaySettings
 from headrace.errors import GatewayUnprotected, KeysUnusable, ListenFailed
 from headrace.gateway.app import GatewayApp
-from headrace.gateway.metrics import CONNECTIONS, REFUSED
+from headrace.gateway.guards import ConnectionGuards, GuardedSocket
+from headrace.gateway.metrics import REFUSED
 from headrace.gateway.origins import host_and_port, is_loopback
 from headrace.gateway.problems import PROBLEM_JSON
 from headrace.observe import get_logger
@@ -103,11 +103,11 @@ class _Server(uvicorn.Server):
 
 def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's settings. Raises KeysUnusable."""
-    tls = settings.tls
+    tls, guards = settings.tls, ConnectionGuards(settings)
     config = uvicorn.Config(
         app,
-        http=partial(GuardedProtocol, guards=ConnectionGuards(settings)),  # type: ignore[arg-type] # it makes one
-        ws="websockets-sansio",
+        http=partial(GuardedProtocol, guards=guards),  # type: ignore[arg-type] # it makes one
+        ws=partial(GuardedSocket, guards=guards),  # type: ignore[arg-type] # this, too
         ws_max_size=settings.max_frame_bytes,
         log_config=None,
         log_level="warning",
@@ -150,34 +150,6 @@ def _url_of(listener: socket.socket, settings: GatewaySettings) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls.certificate_location else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-class ConnectionGuards:
-    """The limits of connections, and how many there are of each address."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.header_timeout_s = settings.header_timeout_s
-        self.max_header_bytes = settings.max_header_bytes
-        self.slow_client_s = settings.slow_client_s
-        self._most = settings.max_connections
-        self._most_per_address = settings.max_connections_per_address
-        self._open: Counter[str] = Counter()
-
-    def admit(self, address: str) -> bool:
-        """Count a connection; return False, and count nothing, if there are too many."""
-        if self._open.total() >= self._most or self._open[address] >= self._most_per_address:
-            REFUSED.labels("connections").inc()
-            return False
-        self._open[address] += 1
-        CONNECTIONS.inc()
-        return True
-
-    def release(self, address: str) -> None:
-        """Count a connection no more."""
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
-        CONNECTIONS.dec()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -246,18 +218,18 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket's protocol; it keeps its place until it is lost."""
+        """Hand the connection, with its place, to the WebSocket's protocol; that one has limits on headers of its own.
+
+        It would leave a request beyond those without an answer.
+        """
         self._stop_head_timer()
-        transport = self.transport
         super().handle_websocket_upgrade()
-        upgraded = transport.get_protocol()
-        lost = upgraded.connection_lost
-
-        def connection_lost(exc: Exception | None) -> None:
-            self._end()
-            lost(exc)
-
-        upgraded.connection_lost = connection_lost  # type: ignore[method-assign] # this one gets no call any more
+        upgraded = self.transport.get_protocol()
+        if not isinstance(upgraded, GuardedSocket):
+            return
+        upgraded.address, self._address = self._address, None
+        if not upgraded.handshake_initiated:
+            self._refuse(431, "headers", "the headers of a WebSocket are at most 128, of 8 KiB each")
 
     def pause_writing(self) -> None:
         """Give a client that does not read some time."""

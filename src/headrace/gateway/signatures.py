@@ -67,6 +67,7 @@ class SignatureInput:
     key_id: str
     created_s: int
     nonce: str
+    expires_s: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> SignatureInput:
@@ -81,11 +82,20 @@ class SignatureInput:
         names = tuple(re.findall(r'"([^"]+)"', components))
         if len(set(names)) != len(names):
             raise Unauthenticated("the signature covers a component twice")
-        try:
-            created_s = int(given.get("created") or "")
-        except ValueError as error:
-            raise Unauthenticated("the signature does not say when it was created") from error
-        return cls(label, names, raw, given.get("keyid") or "", created_s, given.get("nonce") or "")
+        created_s = _seconds_of(given, "created")
+        if created_s is None:
+            raise Unauthenticated("the signature does not say when it was created")
+        key_id, nonce = given.get("keyid") or "", given.get("nonce") or ""
+        return cls(label, names, raw, key_id, created_s, nonce, _seconds_of(given, "expires"))
+
+
+def _seconds_of(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,15}", text):
+        raise Unauthenticated(f"the signature's {name} is no time in seconds")
+    return int(text)
 
 
 def content_digest(body: bytes) -> str:
@@ -119,13 +129,17 @@ def sign_request(
 
 
 class MessageSignatures:
-    """Checks signatures. Promises: a signed request is accepted once, by this process, within the window."""
+    """Checks signatures. Promises: a signed request is accepted once, by this process, within the window.
+
+    Nonces are not kept over a restart, so nothing is accepted that was signed before this process began.
+    """
 
     def __init__(self, secrets: Mapping[str, str], *, window_s: float, now_s: Callable[[], float] = time.time) -> None:
         self._secrets = {key_id: _secret_of(key_id, text) for key_id, text in secrets.items()}
         self._window_s = window_s
         self._now_s = now_s
         self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._began_s = int(now_s())
 
     def key_id(self, headers: Headers, parts: SignedParts) -> str:
         """Return the id of the key that signed the request; its body is checked later. Raises Unauthenticated, Busy."""
@@ -152,6 +166,10 @@ class MessageSignatures:
         now_s = self._now_s()
         if abs(now_s - given.created_s) > self._window_s:
             raise Unauthenticated(f"the signature was made more than {self._window_s:g} s ago, or in the future")
+        if given.created_s < self._began_s:
+            raise Unauthenticated("the signature was made before this gateway was started; sign the request again")
+        if given.expires_s is not None and now_s > given.expires_s:
+            raise Unauthenticated("the signature has expired; sign the request again")
         if not 1 <= len(given.nonce) <= _MOST_NONCE:
             raise Unauthenticated(f"the signature needs a nonce of 1 to {_MOST_NONCE} characters")
         self._forget(now_s)

@@ -16,7 +16,7 @@ from headrace.errors import BadArgument
 from headrace.gateway.keyspaces import ServedKeyspace
 from headrace.gateway.pushes import encode_pair
 from headrace.gateway.socket_requests import Collect
-from headrace.gateway.socket_wire import SocketWire
+from headrace.gateway.socket_wire import Say
 from headrace.gateway.state_forms import StateForm, json_of
 from headrace.keyspace import CollectionEvent
 from headrace.state import StateChange
@@ -24,7 +24,7 @@ from headrace.state import StateChange
 __all__ = ["CollectionFrames", "send_collection"]
 
 
-async def send_collection(wire: SocketWire, served: ServedKeyspace, state: StateForm, request: Collect) -> None:
+async def send_collection(say: Say, served: ServedKeyspace, state: StateForm, request: Collect) -> None:
     """Send a collection until cancelled. Raises BadArgument, and what ends the subscription."""
     found = served.client.collection(
         state.name,
@@ -37,7 +37,7 @@ async def send_collection(wire: SocketWire, served: ServedKeyspace, state: State
     async with contextlib.aclosing(found) as events:  # type: ignore[type-var]
         async for event in events:
             async for frame in frames.of(event):
-                await wire.send(frame)
+                await say(frame)
 
 
 class CollectionFrames:

@@ -12,7 +12,7 @@ from headrace.errors import Busy, HeadraceError, NotFound
 from headrace.gateway.keyspaces import KeyspaceRoutes
 from headrace.gateway.problems import problem_of
 from headrace.gateway.socket_requests import Publish
-from headrace.gateway.socket_wire import SocketWire
+from headrace.gateway.socket_wire import Say
 from headrace.gateway.state_forms import json_of
 from headrace.keyspace import KeyspaceClient
 from headrace.protocol import check_text
@@ -25,8 +25,8 @@ _MOST_ID_CHARS = 255
 class SocketMessages:
     """The messages of one socket that are on their way. Each is answered with its reply, or with a problem."""
 
-    def __init__(self, wire: SocketWire, caller: Caller, routes: KeyspaceRoutes, *, limit: int) -> None:
-        self._wire = wire
+    def __init__(self, say: Say, caller: Caller, routes: KeyspaceRoutes, *, limit: int) -> None:
+        self._say = say
         self._caller = caller
         self._routes = routes
         self._limit = limit
@@ -82,13 +82,11 @@ class SocketMessages:
         except Exception as error:  # what a handler raises is an answer, as over HTTP
             await self._refuse(request.id, error)
             return
-        await self._wire.send(
-            msgspec.json.encode({"op": "published", "id": request.id, "reply": json_of(reply)}).decode()
-        )
+        await self._say(msgspec.json.encode({"op": "published", "id": request.id, "reply": json_of(reply)}).decode())
 
     async def _refuse(self, number: int, error: BaseException) -> None:
         refused = {"op": "refused", "id": number, "problem": problem_of(error).to_json("")}
-        await self._wire.send(msgspec.json.encode(refused).decode())
+        await self._say(msgspec.json.encode(refused).decode())
 
     def _forget(self, place: tuple[str, Any], done: asyncio.Task[None]) -> None:
         self._running.discard(done)

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeAlias
 
 from starlette.types import Receive, Send
 
 from headrace.access import Caller
 from headrace.errors import NotFound, UnknownSchema
 from headrace.gateway.keyspaces import ServedKeyspace
-from headrace.gateway.pushes import schema_frame
+from headrace.gateway.pushes import MORE_FRAMES, schema_frame
 from headrace.gateway.state_forms import MessageForm
 from headrace.serde import Registry, Schema, Version, short_name, subject_of
 
-__all__ = ["SocketTypes", "SocketWire"]
+__all__ = ["Say", "SocketLeft", "SocketTypes", "SocketWire"]
+
+Say: TypeAlias = Callable[[str | bytes], Awaitable[None]]
+"""Sends a frame that is no push."""
 
 _MOST_REASON_BYTES = 120  # of a close frame, whose payload has 125
 
 
+class SocketLeft(Exception):
+    """The client has left, and did not get the frame."""
+
+
 class SocketWire:
-    """The connection: frames in, frames out, one at a time."""
+    """The connection: frames in, frames out. Who sends takes care that only one frame is on its way."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._sending = asyncio.Lock()
 
     async def accept(self, protocol: str | None) -> None:
         """Open the socket."""
@@ -41,16 +48,21 @@ class SocketWire:
                 return
             text = message.get("text")
             yield text if text is not None else message.get("bytes") or b""
+            await asyncio.sleep(0)  # many frames that came at once must not hold up everybody else
 
-    async def send(self, frame: str | bytes) -> None:
-        """Send a frame; it waits while the client is slower than the frames."""
-        kind = "text" if isinstance(frame, str) else "bytes"
-        async with self._sending:
-            await self._send({"type": "websocket.send", kind: frame})
+    async def send(self, *frames: str | bytes) -> None:
+        """Send frames; it waits while the client is slower than the frames. Raises SocketLeft."""
+        last = len(frames) - 1
+        try:
+            for number, frame in enumerate(frames):
+                kind = "text" if isinstance(frame, str) else "bytes"
+                await self._send({"type": "websocket.send", kind: frame, MORE_FRAMES: number < last})
+        except OSError as error:  # as ASGI has it
+            raise SocketLeft from error
 
     async def close(self, code: int, reason: str) -> None:
         """Close the socket with a code and a reason."""
-        with contextlib.suppress(RuntimeError):  # the client may have left in this moment
+        with contextlib.suppress(RuntimeError, OSError):  # the client may have left in this moment
             shown = reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
             await self._send({"type": "websocket.close", "code": code, "reason": shown})
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,7 @@ from headrace.errors import (
     Unavailable,
     UnknownSchema,
 )
+from headrace.gateway.feeds import KeyFeeds
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
@@ -33,17 +35,20 @@ from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_ask
 from headrace.gateway.socket_collections import send_collection
 from headrace.gateway.socket_messages import SocketMessages
 from headrace.gateway.socket_requests import MANY_KEYS, Collect, Publish, Subscribe, Unsubscribe, socket_request
-from headrace.gateway.socket_wire import SocketTypes, SocketWire
+from headrace.gateway.socket_wire import SocketLeft, SocketTypes, SocketWire
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
 from headrace.serde import Registry, is_framed, schema_id_of
 from headrace.state import StateChange
 
-__all__ = ["JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
+__all__ = ["AVRO_PROTOCOL", "JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
 
 JSON_PROTOCOL = "headrace.json"
+AVRO_PROTOCOL = "headrace.avro"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
+_HEARTBEAT_S = 5.0
+_FRAMES_AT_ONCE = 16
 
 _logger = get_logger(__name__)
 
@@ -65,46 +70,74 @@ class Sockets:
         self._routes = routes
         self._registry = registry
         self._terms = terms
+        self._feeds = KeyFeeds()
 
     async def serve_key(
-        self, scope: Scope, receive: Receive, send: Send, caller: Caller, path: dict[str, str], after: str | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        caller: Caller,
+        path: dict[str, str],
+        after: str | None,
+        *,
+        charge: Callable[[], None],
     ) -> None:
-        """Serve a socket on one key. Raises Forbidden, NotFound, BadArgument before it is accepted."""
+        """Serve a socket on one key. Raises Forbidden, NotFound, BadArgument before it is accepted.
+
+        `charge` counts a frame of the client as a request; it raises RateExceeded.
+        """
         caller.check("read", "keyspace", path["keyspace"])
         served, state = self._routes.form(path["keyspace"], path["state"])
         key = state.key(path["key"])
         is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
-        socket = _KeySocket(
-            SocketWire(receive, send), self._terms, caller, served, state, key, self._types(served), is_json=is_json
-        )
-        protocol = JSON_PROTOCOL if JSON_PROTOCOL in scope["subprotocols"] else None
+        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
+        socket = _KeySocket(end, served, state, key, self._types(served), is_json=is_json)
+        # A browser that offers sub-protocols, because its token is one, gives up if none of them is chosen.
+        protocol = next((each for each in (JSON_PROTOCOL, AVRO_PROTOCOL) if each in scope["subprotocols"]), None)
         with self._terms.slots.take():
             await socket.run(protocol, after)
 
-    async def serve_many(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+    async def serve_many(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, *, charge: Callable[[], None]
+    ) -> None:
         """Serve a socket of the sub-protocol `headrace.v1`. Raises BadArgument if the client does not speak it."""
         if MANY_KEYS not in scope["subprotocols"]:
-            raise BadArgument("sub-protocol", ", ".join(scope["subprotocols"]), f"this socket speaks {MANY_KEYS}")
+            # What was offered instead is not shown: a token may be among it.
+            raise BadArgument("sub-protocol", f"{len(scope['subprotocols'])} others", f"this socket speaks {MANY_KEYS}")
+        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
         with self._terms.slots.take():
             types = [self._types(self._routes.served(name)) for name in self._routes.names if _may_read(caller, name)]
-            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes, types).run(MANY_KEYS)
+            await _ManySocket(end, self._routes, types).run(MANY_KEYS)
 
     def _types(self, served: ServedKeyspace) -> SocketTypes:
         return SocketTypes(self._registry, served, self._routes.messages(served.spec.name))
 
 
+class _SocketEnd(NamedTuple):
+    """This end of a socket: its connection, who is at the other end, and what all sockets share."""
+
+    wire: SocketWire
+    terms: SocketTerms
+    caller: Caller
+    feeds: KeyFeeds
+    charge: Callable[[], None]
+
+
 class _Socket:
     """What both kinds of sockets do: read, write, and end together."""
 
-    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller) -> None:
-        self.wire = wire
-        self.terms = terms
-        self.caller = caller
-        self.queue = PushQueue(terms.max_waiting, is_closing=terms.is_closing_slow)
+    def __init__(self, end: _SocketEnd) -> None:
+        self.wire, self.terms, self.caller, self.feeds, self.charge = end
+        self.queue = PushQueue(self.terms.max_waiting, is_closing=self.terms.is_closing_slow)
         self.following: dict[int, asyncio.Task[None]] = {}
+        self.pushing = asyncio.Lock()
 
     async def live(self, receiving: Awaitable[None]) -> None:
-        """Run until the client leaves, the gateway stops, the token ends, or something fails; then close."""
+        """Run until the client leaves, the gateway stops, the token ends, or something fails; then close.
+
+        Nothing is pushed any more when the reason is told: a client that is slow to read must not go on getting values.
+        """
         tasks = {
             asyncio.ensure_future(receiving),
             asyncio.ensure_future(self._write()),
@@ -113,16 +146,33 @@ class _Socket:
         stop = asyncio.ensure_future(self.terms.closing.wait())
         try:
             done, _ = await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if stop in done:
-                await self.wire.close(RESTARTING, "the gateway stops; connect again")
-            for task in done - {stop}:
-                await self._end(task.exception())
         finally:
             await _cancelled({*tasks, stop, *self.following.values(), *self.working()})
+        for task in done - {stop}:
+            await self._end(task.exception())
+        if stop in done:
+            await self.wire.close(RESTARTING, "the gateway stops; connect again")
 
     def working(self) -> Iterable[asyncio.Task[None]]:
         """Return further tasks, which end with the socket."""
         return ()
+
+    async def follow(
+        self,
+        number: int,
+        served: ServedKeyspace,
+        state: StateForm,
+        key: Any,  # noqa: ANN401
+        after: str | None,
+        token: str | None = None,
+    ) -> None:
+        """Put the changes of a key into the queue, until cancelled. Raises what ends the subscription."""
+
+        def source(after: str | None) -> AsyncIterator[StateChange[Any, Any]]:
+            return served.client.changes(state.name, key, after=after, heartbeat_s=_HEARTBEAT_S, at_least=token)
+
+        name = (served.spec.name, state.name, key)
+        await self.feeds.follow(name, source, after, partial(self.queue.put, number))
 
     async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the frame of a change; None if the client has it already."""
@@ -130,9 +180,20 @@ class _Socket:
 
     async def _write(self) -> None:
         while True:
-            frame = await self.frame_of(*await self.queue.get())
-            if frame is not None:
-                await self.wire.send(frame)
+            await self.queue.wait()
+            # What a subscription still sends goes out before the news that it has ended, which is sent by `say`.
+            async with self.pushing:
+                frames: list[str | bytes] = []
+                while len(frames) < _FRAMES_AT_ONCE and (taken := self.queue.take()) is not None:
+                    frame = await self.frame_of(*taken)
+                    if frame is not None:
+                        frames.append(frame)
+                await self.wire.send(*frames)
+
+    async def say(self, frame: str | bytes) -> None:
+        """Send a frame that is no push, behind a push that is on its way: its subscription may end with this one."""
+        async with self.pushing:
+            await self.wire.send(frame)
 
     async def _expire(self) -> None:
         if self.caller.expires_s is None:
@@ -142,8 +203,8 @@ class _Socket:
         raise Unauthenticated("the token has expired; connect again with a new one")
 
     async def _end(self, error: BaseException | None) -> None:
-        if error is None:
-            return  # the client has left
+        if error is None or isinstance(error, SocketLeft):
+            return  # nobody is left to tell
         if isinstance(error, Unavailable):
             reason = "too slow" if isinstance(error, Busy) else problem_of(error).detail
             await self.wire.close(TRY_LATER, reason)
@@ -160,9 +221,7 @@ class _KeySocket(_Socket):
 
     def __init__(
         self,
-        wire: SocketWire,
-        terms: SocketTerms,
-        caller: Caller,
+        end: _SocketEnd,
         served: ServedKeyspace,
         state: StateForm,
         key: Any,  # noqa: ANN401
@@ -170,7 +229,7 @@ class _KeySocket(_Socket):
         *,
         is_json: bool,
     ) -> None:
-        super().__init__(wire, terms, caller)
+        super().__init__(end)
         self._served = served
         self._state = state
         self._key = key
@@ -196,12 +255,12 @@ class _KeySocket(_Socket):
 
     async def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
         if self._is_json:
-            return "{}" if value is None else msgspec.json.encode(self._state.to_json(value)).decode()
-        return b"" if value is None else await self._state.to_avro(value)
+            return "{}" if value is None else self._state.json_pushed(value).decode()
+        return b"" if value is None else await self._state.avro_pushed(value)
 
     async def _both(self, after: str | None) -> None:
         """Follow the key and take frames, until either ends."""
-        follow = asyncio.ensure_future(_follow(self, 0, self._served, self._state, self._key, after))
+        follow = asyncio.ensure_future(self.follow(0, self._served, self._state, self._key, after))
         take = asyncio.ensure_future(self._take())
         try:
             done, _ = await asyncio.wait({follow, take}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,10 +271,11 @@ class _KeySocket(_Socket):
 
     async def _take(self) -> None:
         async for frame in self.wire.frames():
+            self.charge()
             if isinstance(frame, str):
                 await self._take_text(frame)
             elif (asked := schema_id_asked(frame)) is not None:
-                await self.wire.send(await self._types.by_id(asked, self.caller))
+                await self.say(await self._types.by_id(asked, self.caller))
             elif is_framed(frame) and frame[0] == VALUE:
                 await self._take_message(frame)
             else:
@@ -223,7 +283,7 @@ class _KeySocket(_Socket):
 
     async def _take_text(self, text: str) -> None:
         if not text.startswith("{"):
-            await self.wire.send(await self._types.by_name(text))
+            await self.say(await self._types.by_name(text))
             return
         try:
             sent = msgspec.json.decode(text)
@@ -255,19 +315,12 @@ class _KeySocket(_Socket):
 class _ManySocket(_Socket):
     """A socket with many keys, each a subscription with a number that the client chooses."""
 
-    def __init__(
-        self,
-        wire: SocketWire,
-        terms: SocketTerms,
-        caller: Caller,
-        routes: KeyspaceRoutes,
-        types: Sequence[SocketTypes],
-    ) -> None:
-        super().__init__(wire, terms, caller)
+    def __init__(self, end: _SocketEnd, routes: KeyspaceRoutes, types: Sequence[SocketTypes]) -> None:
+        super().__init__(end)
         self._routes = routes
         self._types = types
         self._asked: dict[int, tuple[Subscribe, StateForm]] = {}
-        self._messages = SocketMessages(wire, caller, routes, limit=terms.max_waiting)
+        self._messages = SocketMessages(self.say, self.caller, routes, limit=self.terms.max_waiting)
 
     async def run(self, protocol: str) -> None:
         """Serve the socket to its end."""
@@ -287,10 +340,10 @@ class _ManySocket(_Socket):
         if is_delta and form.deltas is not None:
             form, value = form.deltas, change.delta
         if asked.format == "avro" and form.is_avro:
-            avro = b"" if value is None else await form.to_avro(value)
+            avro = b"" if value is None else await form.avro_pushed(value)
             return encode_push(number, change, avro, is_delta=is_delta)
         push: dict[str, Any] = {"op": "lagged" if change.is_lagged else "value", "id": number, "offset": change.token}
-        push["delta" if is_delta else "value"] = form.to_json(value)
+        push["delta" if is_delta else "value"] = None if value is None else msgspec.Raw(form.json_pushed(value))
         if change.is_present:
             push["is_present"] = True
         if change.is_expiry:
@@ -300,13 +353,15 @@ class _ManySocket(_Socket):
     async def _take(self) -> None:
         async for frame in self.wire.frames():
             if isinstance(frame, bytes) and (asked := schema_id_asked(frame)) is not None:
-                await self.wire.send(await self._schema(asked))
+                self.charge()
+                await self.say(await self._schema(asked))
                 continue
             request = socket_request(frame)
-            if isinstance(request, Publish):
-                await self._messages.take(request)
-                continue
             try:
+                self.charge()
+                if isinstance(request, Publish):
+                    await self._messages.take(request)
+                    continue
                 if isinstance(request, Unsubscribe):
                     await self._unsubscribe(request.id)
                 else:
@@ -330,7 +385,7 @@ class _ManySocket(_Socket):
         self.caller.check("read", "keyspace", request.keyspace)
         served, state = self._routes.form(request.keyspace, request.state)
         if isinstance(request, Collect):
-            follow = send_collection(self.wire, served, state, request)
+            follow = send_collection(self.say, served, state, request)
         else:
             follow = self._follow_key(request, served, state)
         self.following[request.id] = asyncio.ensure_future(self._followed(request.id, follow))
@@ -340,16 +395,17 @@ class _ManySocket(_Socket):
         if request.format == "avro" and not state.is_avro:
             raise BadArgument("format", "avro", f"values of state {state.name!r} have no Avro form; use json")
         self._asked[request.id] = (request, state)
-        return _follow(self, request.id, served, state, key, request.after, request.token)
+        return self.follow(request.id, served, state, key, request.after, request.token)
 
     async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
+        """Follow a key or a collection. Whatever ends that, the client is told: it must not fall silent."""
         try:
             await follow
-        except Exception as error:  # one subscription ends, and its client hears of it
+        except Exception as error:
             if not isinstance(error, HeadraceError):
-                _logger.exception("subscription failed")
-            await self._tell(number, error)
+                _logger.exception("subscription failed", error=repr(error))
             self._forget(number)
+            await self._tell(number, error)
 
     async def _unsubscribe(self, number: int) -> None:
         task = self.following.get(number)
@@ -357,7 +413,7 @@ class _ManySocket(_Socket):
             raise NotFound(f"subscription {number}")
         await _cancelled({task})
         self._forget(number)
-        await self.wire.send(msgspec.json.encode({"op": "unsubscribed", "id": number}).decode())
+        await self.say(_json_frame({"op": "unsubscribed", "id": number}))
 
     def _forget(self, number: int) -> None:
         self.queue.drop(number)
@@ -365,25 +421,11 @@ class _ManySocket(_Socket):
         self._asked.pop(number, None)
 
     async def _tell(self, number: int, error: Exception) -> None:
-        problem = {"op": "problem", "id": number, "problem": problem_of(error).to_json("")}
-        await self.wire.send(msgspec.json.encode(problem).decode())
+        await self.say(_json_frame({"op": "problem", "id": number, "problem": problem_of(error).to_json("")}))
 
 
-async def _follow(
-    socket: _Socket,
-    number: int,
-    served: ServedKeyspace,
-    state: StateForm,
-    key: Any,  # noqa: ANN401
-    after: str | None,
-    token: str | None = None,
-) -> None:
-    """Put the changes of a key into the socket's queue, until cancelled. Raises what ends the subscription."""
-    found = served.client.changes(state.name, key, after=after, at_least=token)
-    async with contextlib.aclosing(found) as changes:  # type: ignore[type-var]
-        async for change in changes:
-            if not change.is_heartbeat:
-                socket.queue.put(number, change)
+def _json_frame(frame: dict[str, Any]) -> str:
+    return msgspec.json.encode(frame).decode()
 
 
 def _may_read(caller: Caller, keyspace: str) -> bool:

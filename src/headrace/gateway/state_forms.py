@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any, get_origin
 
 import msgspec
@@ -14,6 +15,7 @@ from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
 __all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
 
 AVRO = "avro/binary"
+_KEPT = 8
 
 
 class StateForm:
@@ -35,6 +37,7 @@ class StateForm:
         if spec.delta is not None:
             deltas = spec.replaced(value=spec.delta, delta=None, topic=spec.delta_topic, index={}, unique={})
             self.deltas = StateForm(deltas, registry)
+        self._pushed_json, self._pushed_avro = _Encoded(), _Encoded()
 
     @property
     def is_avro(self) -> bool:
@@ -103,6 +106,16 @@ class StateForm:
             raise WrongMediaType("Accept", AVRO, ("application/json",))
         return await self._serde.encode(value) or b""
 
+    def json_pushed(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return a value that goes to many sockets as the text of its JSON; it is written once."""
+        found = self._pushed_json.get(value)
+        return found or self._pushed_json.keep(value, msgspec.json.encode(self.to_json(value)))
+
+    async def avro_pushed(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return a value that goes to many sockets as framed Avro; it is written once."""
+        found = self._pushed_avro.get(value)
+        return found or self._pushed_avro.keep(value, await self.to_avro(value))
+
     async def from_avro(self, data: bytes) -> Any:  # noqa: ANN401
         """Return the value of framed Avro. Raises WrongMediaType, NotFramed, UnknownSchema, NotDecodable."""
         if self._serde is None:
@@ -115,6 +128,25 @@ class StateForm:
         except NotStorable as error:
             raise BadArgument("key", str(key)[:60], str(error)) from error
         return key
+
+
+class _Encoded:
+    """The encoded form of the last values. They are told apart by identity: sockets on a key share its changes."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[Any, bytes]] = deque(maxlen=_KEPT)
+
+    def get(self, value: Any) -> bytes | None:  # noqa: ANN401
+        """Return the encoded form of a value, if it is kept."""
+        for kept, encoded in self._last:
+            if kept is value:
+                return encoded
+        return None
+
+    def keep(self, value: Any, encoded: bytes) -> bytes:  # noqa: ANN401
+        """Keep the encoded form of a value, and return it."""
+        self._last.appendleft((value, encoded))
+        return encoded
 
 
 class MessageForm:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from headrace.access import Caller
 from headrace.errors import HeadraceError, Unauthenticated
 from headrace.gateway.limits import Slots
 from headrace.gateway.problems import problem_of
@@ -67,6 +68,7 @@ class StreamResponse:
         *,
         request_id: str,
         is_live: bool,
+        caller: Caller | None = None,
         expires_s: float | None = None,
     ) -> None:
         self._source = source
@@ -74,6 +76,7 @@ class StreamResponse:
         self._terms = terms
         self._request_id = request_id
         self._is_live = is_live
+        self._share = caller.share if caller is not None else ""
         self._expires_s = expires_s if is_live else None
         self._next: asyncio.Task[StreamItem] | None = None
 
@@ -92,18 +95,19 @@ class StreamResponse:
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
+        """Send the stream; of a request for its headers alone, only these."""
         try:
-            with self._terms.slots.take():
+            if scope.get("method") == "HEAD":
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            with self._terms.slots.take(self._share):
                 await self._send(receive, send)
         finally:
             await self._close()
 
     async def _send(self, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-store")]
-        # Proxies that gather answers would hold events back.
-        headers.append((b"x-accel-buffering", b"no"))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         stops: set[asyncio.Future[Any]] = {asyncio.ensure_future(_disconnected(receive))}
         if self._is_live:
             stops.add(asyncio.ensure_future(self._terms.closing.wait()))
@@ -115,6 +119,14 @@ class StreamResponse:
                 stop.cancel()
         if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self._media_type.encode()),
+            (b"cache-control", b"no-store"),
+            (b"vary", b"accept"),
+            (b"x-accel-buffering", b"no"),  # proxies that gather answers would hold events back
+        ]
 
     async def _pump(self, send: Send, stops: set[asyncio.Future[Any]]) -> bool:
         """Send items until there are no more. Return True if the answer may be ended in order."""

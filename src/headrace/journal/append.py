@@ -159,7 +159,7 @@ def new_append(events: Sequence[Event], options: AppendOptions, *, with_digest: 
         headers=encode_user_headers(options.headers) if options.headers is not None else (),
         origin=check_option("origin", options.origin),
         version=check_option("version", options.version),
-        digest=_digest_of(events) if with_digest else None,
+        digest=_digest_of(events, options) if with_digest else None,
     )
 
 
@@ -177,14 +177,19 @@ def record_of(
     return new_append(events, options).record(at, id_, expected=expected, append_id=append_id, since=since)
 
 
-def _digest_of(events: Sequence[Event]) -> str:
-    """Return a text that is equal for equal events, whatever the order of the keys in their JSON."""
-    parts = []
+def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:
+    """Return a text that is equal for equal events and metadata, whatever the order of the keys in their JSON.
+
+    Headers do not count: traces are among them, which differ from try to try.
+    """
+    parts: list[object] = []
     for event in encode_events(events):
         payload = event.payload or b""
         if event.payload_type == "json":
             payload = _canonical_json(msgspec.json.decode(payload))
         parts.append((event.seq_nr, event.tags, event.payload_type, payload))
+    if options.metadata is not None or options.payload_metadata is not None:
+        parts.append((_canonical_json(options.metadata), _canonical_json(options.payload_metadata)))
     return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()
 
 
