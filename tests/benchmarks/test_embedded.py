@@ -12,7 +12,7 @@ from benchmarks.workloads import events
 
 
 @pytest.mark.parametrize(
-    "name", ["append-embedded", "append-log-embedded-batches", "http", "raw-sqlite", "transport", "websocket"]
+    "name", ["append-embedded", "append-log-embedded-batches", "raw-sqlite", "transport", "websocket"]
 )
 def test_a_bench_without_servers_runs_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each figure it promises comes out, above nothing."""
