@@ -25,7 +25,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
     with (
         server("kafka", stage) as kafka,
         running_function(SERVE, f"embedded:{stage.folder / 'log'}") as embedded,
-        running_function(SERVE, f"kafka:{kafka.address}") as on_kafka,
+        running_function(SERVE, f"kafka://{kafka.address}") as on_kafka,
     ):
         tiers = {"embedded": embedded, "kafka": on_kafka}
         urls = {tier: await _address_of(child) for tier, child in tiers.items()}
