@@ -107,7 +107,7 @@ def gateway_settings(address: str, store: str | None = None, **gateway: Any) -> 
     return HeadraceSettings.model_validate(
         {
             "log": {"address": address},
-            "store": {"address": store},
+            **({"store": {"address": store}} if store is not None else {}),
             "registry": {"address": "memory:"},
             "cluster": {"name": "bench", "node_id": "n1"},
             "gateway": {"listen": "127.0.0.1:0", "max_connections_per_address": 20_000, **gateway},
