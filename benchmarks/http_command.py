@@ -22,10 +22,11 @@ SERVE = "benchmarks.workloads.gateways:serve_counters"
 
 @asynccontextmanager
 async def setup(stage: Stage) -> AsyncIterator[Contest]:
+    store = f"embedded:{stage.folder / 'store'}"
     with (
         server("kafka", stage) as kafka,
-        running_function(SERVE, f"embedded:{stage.folder / 'log'}") as embedded,
-        running_function(SERVE, f"kafka:{kafka.address}") as on_kafka,
+        running_function(SERVE, f"embedded:{stage.folder / 'log'}", f"embedded:{stage.folder / 'log'}") as embedded,
+        running_function(SERVE, f"kafka://{kafka.address}", store) as on_kafka,
     ):
         tiers = {"embedded": embedded, "kafka": on_kafka}
         urls = {tier: await _address_of(child) for tier, child in tiers.items()}

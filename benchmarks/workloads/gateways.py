@@ -102,11 +102,12 @@ class ConstantAnswer:
         """End all streams: there are none."""
 
 
-def gateway_settings(address: str, **gateway: Any) -> HeadraceSettings:  # noqa: ANN401
+def gateway_settings(address: str, store: str | None = None, **gateway: Any) -> HeadraceSettings:  # noqa: ANN401
     """Return the settings of a node that serves a gateway at any free port."""
     return HeadraceSettings.model_validate(
         {
             "log": {"address": address},
+            **({"store": {"address": store}} if store is not None else {}),
             "registry": {"address": "memory:"},
             "cluster": {"name": "bench", "node_id": "n1"},
             "gateway": {"listen": "127.0.0.1:0", "max_connections_per_address": 20_000, **gateway},
@@ -137,14 +138,15 @@ def serve_values(address: str) -> None:
     run_fast(run())
 
 
-def serve_counters(address: str) -> None:
+def serve_counters(address: str, store: str) -> None:
     """Serve an engine through the gateway, print its address, and measure the engine itself when told to.
 
-    A line of the input is how many commands to send, and how many of them at a time.
+    The store is not written to: nothing is replicated here. A line of the input is how many commands to send, and how
+    many of them at a time.
     """
 
     async def run() -> None:
-        settings = gateway_settings(address)
+        settings = gateway_settings(address, store)
         async with headrace.connect(settings=settings) as hr, hr.node(counters):
             engine = hr.engine(counters)
 

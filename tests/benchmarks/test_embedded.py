@@ -21,7 +21,6 @@ from headrace.cluster import batch_of
         "append-log-embedded-batches",
         "console-load",
         "engine-embedded",
-        "http",
         "raw-sqlite",
         "subscriptions",
         "transport",

@@ -11,7 +11,7 @@ the transaction that moves the saga's place, so a function may run again, and wh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from headrace.engine.command_records import command_record, dead_letters_of
@@ -150,16 +150,24 @@ class SagaSource:
         """Run the function for the events of a record, and return the commands that it sends."""
         aggregate, sent = (record.key or b"").decode(), list[NewRecord]()
         for event in _events_in(record, aggregate):
-            if isinstance(event.payload, Mapping) and event.payload.get("type") in self._saga.events:
-                context = SagaContext(self._saga.name, span.topic_id, aggregate, event)
-                sent += await self._run(event, context)
+            wanted = self._wanted(event, aggregate)
+            if wanted:
+                sent += await self._run(wanted, SagaContext(self._saga.name, span.topic_id, aggregate, event))
         return LaneWork(self.key.decode(), WrittenRecords(self._places, span, sent))
 
-    async def _run(self, event: StoredEvent, context: SagaContext) -> list[NewRecord]:
-        decoded = self._engine.events.of_payload(event.payload)
-        returned = self._saga.function(decoded, context)
-        if inspect.isawaitable(returned):
-            await returned
+    def _wanted(self, event: StoredEvent, aggregate: str) -> list[Any]:
+        """Return the events of a stored one that the saga is for; of an old one, those that upcasters make of it."""
+        kind = event.payload.get("type") if isinstance(event.payload, Mapping) else None
+        if kind not in self._saga.events and not self._engine.events.has_upcaster(kind):
+            return []
+        events = self._engine.events.events_of(event.payload, f"event {event.seq_nr} of {aggregate!r}")
+        return [each for each in events if type(each).__name__ in self._saga.events]
+
+    async def _run(self, events: Sequence[Any], context: SagaContext) -> list[NewRecord]:
+        for event in events:
+            returned = self._saga.function(event, context)
+            if inspect.isawaitable(returned):
+                await returned
         for each in context.sends:
             await self._find(each.engine)
         records = context.records()

@@ -52,6 +52,10 @@ class EventJson(TypedJson):
         if self._upcasters.setdefault((name, version), upcaster) is not upcaster:
             raise BadArgument("upcaster", name, f"version {version} of it has an upcaster already")
 
+    def has_upcaster(self, name: object) -> bool:
+        """Return True if old events of this name are upcast."""
+        return any(of == name for of, _ in self._upcasters)
+
     def version_of(self, name: str) -> int:
         """Return the version in which events of this name are written now."""
         return 1 + max((version for of, version in self._upcasters if of == name), default=0)

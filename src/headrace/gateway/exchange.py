@@ -86,11 +86,6 @@ class Exchange:
         return _raw_path(self.scope)
 
     @property
-    def has_body(self) -> bool:
-        """True while some of the request's body has not been read."""
-        return not self._is_read
-
-    @property
     def method_label(self) -> str:
         """The method as metrics show it: callers must not make up labels."""
         return self.scope["method"] if self.scope["method"] in _METHODS else "other"
@@ -139,7 +134,7 @@ class Exchange:
 
         Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
         """
-        if not self.has_body:
+        if self._is_read:
             return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
@@ -147,8 +142,7 @@ class Exchange:
         deadline = asyncio.timeout(within_s)
         try:
             async with deadline:
-                is_more = True
-                while is_more:
+                while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
@@ -156,10 +150,10 @@ class Exchange:
                     held.hold(len(chunk))
                     self.places.callback(held.release, len(chunk))
                     chunks.append(chunk)
-                    is_more = message.get("more_body", False)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
         except TimeoutError as error:
             raise TimedOut("reading the body of the request", within_s) from error
-        return b"".join(chunks)
 
     def limited_receive(self, limit_bytes: int) -> Receive:
         """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""
