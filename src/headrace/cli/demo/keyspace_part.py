@@ -127,10 +127,11 @@ async def node_process(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a node in a process of its own while the block runs, with these parts, or with the counters only."""
     served = parts or ("headrace.cli.demo.keyspace_part:app",)
-    command = [sys.executable, "-m", "headrace", "node", "run", *served, *(("--store", store) if store else ())]
-    pipe: Any = asyncio.subprocess.DEVNULL
+    tied = ("-m", "headrace.cli.demo.tied_process")  # it ends with this process, also if that is killed
+    command = [sys.executable, *tied, "node", "run", *served, *(("--store", store) if store else ())]
+    unheard: Any = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *command, "--node-id", name, "--log", address, stdout=pipe, stderr=pipe
+        *command, "--node-id", name, "--log", address, stdin=asyncio.subprocess.PIPE, stdout=unheard, stderr=unheard
     )
     try:
         yield process
