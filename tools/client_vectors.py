@@ -186,7 +186,7 @@ def _framed(number: int, value: Any) -> str:  # noqa: ANN401
 async def texts() -> dict[str, Any]:
     """Return the frames of JSON: what a client sends, and what the server makes of a collection's events."""
     sent = (
-        Subscribe(1, "accounts", "balances", "k", after="AAAA:7", format="avro", deltas=True),
+        Subscribe(1, "accounts", "balances", "k", after="AAAA:7", format="avro", deltas=True, token="hr1.AAAA"),
         Subscribe(2, "accounts", "lines", '["a",1]'),
         Collect(3, "accounts", "balances", prefix="a", after={"0": "AAAA:7"}),
         Collect(4, "accounts", "lines", prefix=["a"], start=["a", 1], end=["a", 9]),

@@ -97,7 +97,7 @@ export interface State<V = Json> {
   page(prefix: Key, options?: { after?: Json; limit?: number }): Promise<Pairs<V>>;
   count(): Promise<number>;
   find(index: string, value: Json, options?: { limit?: number }): Promise<Array<{ key: Json; value: V }>>;
-  subscribe(key: Key, options?: SubscribeOptions<V> & { after?: string }): KeySubscription<V>;
+  subscribe(key: Key, options?: SubscribeOptions<V> & { after?: string; token?: string }): KeySubscription<V>;
   collect(options?: SubscribeOptions<V> & { prefix?: Key; start?: Key; end?: Key }): Collection<V>;
 }
 

@@ -75,7 +75,7 @@ for (const { about, steps, changes, entries, after } of read("collections")) {
 
 // The frames that are sent are those that the server reads.
 const { requests } = read("texts");
-const key = { keyspace: "accounts", state: "balances", key: "k", format: "avro", deltas: true };
+const key = { keyspace: "accounts", state: "balances", key: "k", format: "avro", deltas: true, token: "hr1.AAAA" };
 const sent = JSON.parse(new KeySubscription(1, key, { after: "AAAA:7" }, () => {}).frame());
 assert.deepEqual(sent, requests[0]);
 const all = new Collection(3, { keyspace: "accounts", state: "balances", prefix: "a" }, {}, () => {});

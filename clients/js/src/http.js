@@ -118,9 +118,11 @@ export class State {
     return (await this.http.json("GET", path, { query: { value: JSON.stringify(value), limit } })).pairs;
   }
 
-  /** Follows a key: {after, format, deltas, applyDelta, maxWaiting}. */
+  /** Follows a key: {after, token, format, deltas, applyDelta, maxWaiting}. The first value shows what `token` names. */
   subscribe(key, options = {}) {
-    return this.connection.subscribe({ ...this.#request(options), key: keyText(key) }, options);
+    const { token } = options;
+    const request = { ...this.#request(options), key: keyText(key), ...(token && { token }) };
+    return this.connection.subscribe(request, options);
   }
 
   /** Follows all keys, or those of a prefix or range: {prefix, start, end, format, deltas, applyDelta, maxWaiting}. */

@@ -154,13 +154,17 @@ class GatewayState:
         key: Any,  # noqa: ANN401
         *,
         after: str | None = None,
+        token: str | None = None,
         format: Literal["json", "avro"] = "json",  # noqa: A002 - as on the wire
         deltas: bool = False,
         apply_delta: ApplyDelta | None = None,
         max_waiting: int = _MOST_WAITING,
     ) -> KeySubscription:
-        """Follow a key. With `deltas` changes may come as increments; `apply_delta(value, delta)` makes them whole."""
-        request = {**self._request("subscribe", format, deltas), "key": key_text(key)}
+        """Follow a key; with a consistency `token` the first value shows what it names.
+
+        With `deltas` changes may come as increments; `apply_delta(value, delta)` makes them whole.
+        """
+        request = {**self._request("subscribe", format, deltas), "key": key_text(key), "token": token}
         subscription = KeySubscription(
             self._connection.new_number(),
             request,

@@ -18,7 +18,7 @@ from headrace.log.kafka.admin import copies_for, durability_of
 from headrace.log.kafka.append import Placer, batch_bytes_of, place
 from headrace.log.kafka.client import ClientConfigs, ConnectionBreaks, Threads, servers_of
 from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
-from headrace.log.kafka.open_transaction import Attempt, produce_at_once
+from headrace.log.kafka.open_transaction import Attempt, produce_some
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
@@ -226,17 +226,18 @@ def test_records_go_into_a_transaction_until_the_queue_is_full(full_at: set[int]
     attempt, queue = Attempt(), _SmallQueue(full_at=full_at)
     attempt.know({"t": _topic("t")})
     records = [(NewRecord("t", b"k", b"%d" % n), 0) for n in range(5)]
-    assert produce_at_once(queue, attempt, records) == count
+    assert produce_some(queue, attempt, records, 0) == count
     assert queue.taken == [b"%d" % n for n in range(count)]
     assert (len(attempt.positions), attempt.records["t"]) == (count, count)
 
 
-def test_a_topic_of_small_batches_gets_its_records_one_by_one() -> None:
-    """Its batches are kept small by flushes, for which each record has to be looked at."""
+def test_a_topic_of_small_batches_is_flushed_in_between() -> None:
+    """Records go in until a batch would be above the topic's limit; the next one waits for a flush."""
     attempt, queue = Attempt(), _SmallQueue(full_at=set())
     attempt.know({"t": _topic("t", limit=1000)})
-    assert produce_at_once(queue, attempt, [(NewRecord("t", b"k", b"v"), 0)]) == 0
-    assert queue.taken == []
+    records = [(NewRecord("t", b"k", bytes(size)), 0) for size in (100, 200, 600, 10)]
+    assert produce_some(queue, attempt, records, 0) == 2
+    assert [len(value) for value in queue.taken] == [100, 200]
 
 
 class _FailingProducer:
