@@ -16,7 +16,7 @@ from headrace.store import open_store
 from headrace.store.cassandra.address import parse
 from headrace.store.cassandra.schema import LAST, STEPS, TABLES, VERSION, TableSchema, locked, migrate
 from headrace.store.cassandra.session import Session
-from headrace.store.cassandra.settings import CassandraSettings
+from headrace.store.cassandra.shared_settings import CassandraSettings
 from headrace.testing.conformance.store_setting import event, head, read_rows
 
 pytestmark = pytest.mark.servers

@@ -17,8 +17,8 @@ from headrace.errors import IncompatibleData, KeyspaceMissing, TimedOut
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.store.cassandra.session import Session
-from headrace.store.cassandra.settings import QUERIES as SETTING_QUERIES
-from headrace.store.cassandra.settings import CassandraSettings
+from headrace.store.cassandra.shared_settings import QUERIES as SETTING_QUERIES
+from headrace.store.cassandra.shared_settings import CassandraSettings
 
 __all__ = [
     "GROUNDWORK",

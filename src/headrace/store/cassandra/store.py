@@ -7,7 +7,7 @@ from headrace.store.cassandra import reader, snapshots, writer
 from headrace.store.cassandra.address import ClusterAddress
 from headrace.store.cassandra.schema import fixed_meta_segments, migrate, schema
 from headrace.store.cassandra.session import Session
-from headrace.store.cassandra.settings import CassandraSettings
+from headrace.store.cassandra.shared_settings import CassandraSettings
 from headrace.store.cassandra.tags import CassandraTags
 
 __all__ = ["CassandraStore"]

@@ -12,7 +12,7 @@ from headrace.store.embedded.commits import EventWriter, StoreWork
 from headrace.store.embedded.housekeeping import Housekeeping
 from headrace.store.embedded.reader import Access, EmbeddedReader
 from headrace.store.embedded.schema import FORMAT, TABLES
-from headrace.store.embedded.settings import EmbeddedSettings
+from headrace.store.embedded.shared_settings import EmbeddedSettings
 from headrace.store.embedded.snapshots import EmbeddedSnapshots
 from headrace.store.embedded.tags import EmbeddedTags
 from headrace.store.embedded.writer import EmbeddedWriter
