@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -101,13 +102,23 @@ class ConstantAnswer:
     def close_streams(self) -> None:
         """End all streams: there are none."""
 
+    @contextlib.asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Record charts: there are none."""
+        yield
+
+
+def _beside(store: str) -> str:
+    """Return a folder for copies beside an embedded store: a log on Kafka has none of its own."""
+    return f"{store.removeprefix('embedded:')}/copies"
+
 
 def gateway_settings(address: str, store: str | None = None, **gateway: Any) -> HeadraceSettings:  # noqa: ANN401
     """Return the settings of a node that serves a gateway at any free port."""
     return HeadraceSettings.model_validate(
         {
             "log": {"address": address},
-            **({"store": {"address": store}} if store is not None else {}),
+            **({"store": {"address": store}, "keyspace": {"state_dir": _beside(store)}} if store is not None else {}),
             "registry": {"address": "memory:"},
             "cluster": {"name": "bench", "node_id": "n1"},
             "gateway": {"listen": "127.0.0.1:0", "max_connections_per_address": 20_000, **gateway},
