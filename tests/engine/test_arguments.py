@@ -112,6 +112,35 @@ async def test_what_could_not_be_read_back_is_not_written(name: str) -> None:
         await _still_works(aggregate)
 
 
+@dataclass
+class Spoil:
+    pass
+
+
+@dataclass
+class Spoiled:
+    pass
+
+
+async def test_a_state_that_could_not_be_read_back_fails_its_command() -> None:
+    """The event may be fine, and what its handler makes of the state is not: nothing of it is written."""
+    documents = documents_engine()
+
+    @documents.command
+    def spoil(document: Document | None, command: Spoil) -> Spoiled:
+        return Spoiled()
+
+    @documents.event
+    def spoiled(document: Document | None, event: Spoiled) -> Document:
+        return Document(whole="x")  # type: ignore[arg-type]
+
+    async with EngineHarness(documents) as harness:
+        with pytest.raises(CommandFailed) as failed:
+            await harness.aggregate("a").send(Spoil())
+        assert failed.value.stage == "serialization"
+        await _still_works(harness.aggregate("a"))
+
+
 async def test_keys_that_are_numbers_are_carried() -> None:
     """A dictionary by number is JSON with texts as keys, and comes back with numbers."""
     async with EngineHarness(documents_engine()) as harness:

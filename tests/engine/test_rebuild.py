@@ -26,6 +26,9 @@ from headrace.engine import (
     rebuild_aggregates,
 )
 from headrace.engine.folding import AggregateFold
+from headrace.engine.rebuilding import rebuilt_record
+from headrace.engine.records import NOTHING_FORGOTTEN
+from headrace.engine.timers import Timer
 from headrace.errors import CommandIdReused, CommandTooLate, EventsMissing, RebuildRefused, WrongEngineTopic
 from headrace.journal import Journal
 from headrace.model import NewRecord, StoredEvent
@@ -197,3 +200,12 @@ async def test_a_journal_without_its_first_events_is_refused(setting: EngineSett
     states = await setting.states(bank)
     assert states[-1] is not None
     assert msgspec.json.decode(states[-1].state or b"") == {"balance": 10}
+
+
+def test_a_rebuilt_record_keeps_the_timers_of_one_that_can_be_read() -> None:
+    """N40: a journal has no timers, so those of the record that is there go on."""
+    bank = bank_engine("bank")
+    timers = (Timer("reminder", 5, "Deposit", b'{"amount":1}'),)
+    known = AggregateRecord(1, 0, None, timers=timers)
+    made = rebuilt_record(AggregateFold(bank, "a"), None, known, (), bank.limits, forgotten=NOTHING_FORGOTTEN, now_ms=1)
+    assert made.timers == timers

@@ -174,3 +174,17 @@ def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
     context.send(bank, "a", Deposit(1))
     with pytest.raises(BadArgument, match="command_topic"):
         context.records()
+
+
+async def test_a_saga_gets_old_events_as_upcasters_make_them(setting: EngineSetting) -> None:
+    """One stored event that becomes several leads to a command for each, with ids of their own."""
+    bank, mirror = mirror_of(setting)
+    setting.is_spoiled = True  # the upcaster makes another state of the journal than the one that is stored
+    before = await setting.owner(bank_engine(bank.name))
+    await before.send("a", Note("old"))
+    await before.stop()
+    bank.upcast("Noted")(lambda data: [Deposited(1), Withdrawn(3), Deposited(2)])
+    await until_through(await setting.owner(bank))
+    assert await sent_of(setting, mirror) == [("to-a", {"amount": 1}), ("to-a", {"amount": 2})]
+    records = await setting.records(str(mirror.command_topic))
+    assert len({dict(each.headers)["headrace.command-id"] for each in records}) == 2

@@ -211,3 +211,19 @@ async def test_schemas_are_told_to_those_who_may_read(notebook: Notebook) -> Non
             await received(socket)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4404
+
+
+async def test_a_subscription_takes_the_token_of_a_write(notebook: Notebook) -> None:
+    """The first value shows what the token names; a token that is none ends the subscription with a problem."""
+    written = await notebook.client.put("marks", ("token", 1), 5)
+
+    def subscribe(number: int, token: str) -> str:
+        asked = {"op": "subscribe", "id": number, "keyspace": "notes", "state": "marks", "key": '["token",1]'}
+        return json.dumps({**asked, "token": token})
+
+    async with notebook.socket() as socket:
+        await socket.send(subscribe(1, written.token))
+        assert (await received(socket))["value"] == 5
+        await socket.send(subscribe(2, "garbage"))
+        problem = await received(socket)
+        assert (problem["op"], problem["id"], problem["problem"]["status"]) == ("problem", 2, 400)
