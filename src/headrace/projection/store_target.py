@@ -22,6 +22,7 @@ from headrace.errors import (
     Unavailable,
 )
 from headrace.observe import get_logger
+from headrace.projection.commits import is_commit_due
 from headrace.projection.delivery import Delivery, StoppedAfter, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.projection import DeadLetter, Projection
@@ -195,7 +196,6 @@ class StoreTarget:
             _logger.warning(what, projection=self._projection.name, error=str(error))
 
     async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
-        every = self._projection.save_every or len(events)
         for index, event in enumerate(events):
             claim.check()
             try:
@@ -205,7 +205,7 @@ class StoreTarget:
                 raise
             claim.done_up_to = event.tag_offset
             crash_point("projection.beside.called")
-            if (index + 1) % every == 0 and index + 1 < len(events):
+            if is_commit_due(index + 1, len(events), save_every=self._projection.save_every):
                 await claim.move(event.tag_offset)
         claim.done_up_to = to
 
