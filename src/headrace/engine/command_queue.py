@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from headrace.engine import metrics
 from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
 from headrace.engine.commands import Answer, CommandReply
-from headrace.engine.handling import CommandHandling, Decision, Repeated
+from headrace.engine.decisions import Decision, Repeated
+from headrace.engine.handling import CommandHandling
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome

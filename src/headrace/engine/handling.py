@@ -26,6 +26,7 @@ from headrace.engine.commands import (
     failed_reply,
 )
 from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
+from headrace.engine.decisions import Decision, Repeated, decision_of
 from headrace.engine.kept_commands import metadata_of
 from headrace.engine.models import Engine
 from headrace.engine.records import (
@@ -37,14 +38,13 @@ from headrace.engine.records import (
     without_oldest,
 )
 from headrace.engine.results import Reject
-from headrace.engine.timers import Cancel, Schedule, Timer, Timers
+from headrace.engine.timers import Timer
 from headrace.errors import (
     BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
     CommandTooLate,
-    HeadraceError,
     NotReadable,
     UnknownCommand,
     WrongVersion,
@@ -55,7 +55,7 @@ from headrace.protocol import Purge, check_events, check_finite, check_text, enc
 from headrace.runtime import error_text
 from headrace.state import BatchName
 
-__all__ = ["CommandHandling", "Decision", "HandledCommand", "RecordLimits", "Repeated"]
+__all__ = ["CommandHandling", "HandledCommand", "RecordLimits"]
 
 S = TypeVar("S")
 
@@ -71,25 +71,6 @@ class RecordLimits(NamedTuple):
     state_bytes: int
     journal_bytes: int
     outputs_bytes: Mapping[str, int] = {}
-
-
-class Repeated(NamedTuple):
-    """A command whose id is remembered: this was its reply."""
-
-    reply: CommandReply
-
-
-class Decision(NamedTuple):
-    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay."""
-
-    state: Any = None
-    events: tuple[Any, ...] = ()
-    outputs: tuple[NewRecord, ...] = ()
-    value: Any = None
-    reject: Reject | None = None
-    error: HeadraceError | None = None
-    now_ms: int = 0
-    timers: Timers | None = None
 
 
 class HandledCommand(NamedTuple):
@@ -180,7 +161,7 @@ class CommandHandling(Generic[S]):
             returned = self._call(request, state, context)
             if hasattr(returned, "__await__"):
                 return self._awaited(request, context, returned)
-            return _decision(context, returned)
+            return decision_of(context, returned)
         except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
             return self._undecided(request, stage, error)
 
@@ -265,7 +246,7 @@ class CommandHandling(Generic[S]):
 
     async def _awaited(self, request: CommandRequest, context: CommandContext[S], returned: Awaitable[Any]) -> Decision:
         try:
-            return _decision(context, await returned)
+            return decision_of(context, await returned)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
@@ -388,39 +369,6 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
-
-
-def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
-    """Do what one value of a handler's result stands for: an event, or a change of a timer."""
-    match returned:
-        case Schedule(command=command, at=at, after=after, name=name, aggregate=aggregate):
-            context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
-        case Cancel(name=name):
-            context.cancel(name)
-        case _:
-            context.persist(returned)
-
-
-def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
-    """Return what a handler decided, from what it returned and what it did with its context."""
-    if isinstance(returned, Reject):
-        return Decision(reject=returned)
-    if returned is not None:
-        for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
-            _do(context, each)
-    return Decision(
-        context.state,
-        tuple(context.events),
-        tuple(context.outputs),
-        context.value,
-        now_ms=context.now_ms,
-        timers=context.timers_left(),
-    )
-
-
-def _is_named(value: object) -> bool:
-    """Return True for a NamedTuple, which is one event and not several."""
-    return hasattr(value, "_fields")
 
 
 def _value_json(value: Any) -> bytes:  # noqa: ANN401
