@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -17,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.state import BatchName
 
-__all__ = ["CommandBatch", "CommandDeadlines", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
+__all__ = ["CommandBatch", "CommandDeadlines", "LiveAggregates", "PendingCommand", "Stage"]
 
 
 class Stage(Enum):
@@ -96,28 +95,6 @@ class CommandDeadlines:
             if not command.done.done():
                 self._expire(command)
         self._set_timer()
-
-
-class CommandLane:
-    """The commands that wait for one aggregate, in the order in which they arrived.
-
-    It `is_running` from when its turn is fixed until nothing of it may be handled, and `is_next` while its turn has not
-    come yet.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[PendingCommand] = []
-        self.is_running = False
-        self.is_next = False
-
-    def add(self, command: PendingCommand) -> None:
-        """Add a command at its place: one that is handled again comes before those that arrived after it."""
-        insort(self.waiting, command, key=lambda each: each.number)
-
-    def remove(self, command: PendingCommand) -> None:
-        """Remove a command that was handled, or that nobody waits for any more."""
-        if command in self.waiting:
-            self.waiting.remove(command)
 
 
 class CommandBatch:

@@ -7,13 +7,13 @@ committed, it and everything that was handled on top of it goes back to its plac
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
-from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
+from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
+from headrace.engine.command_lanes import CommandLane, CommandLanes
 from headrace.engine.commands import Answer, CommandReply
 from headrace.engine.decisions import Decision, Repeated
 from headrace.engine.handling import CommandHandling
@@ -31,8 +31,6 @@ Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
 _FOUND = (Decision, Repeated, HeadraceError)
-# How many commands are handled before others on the event loop get their turn.
-_AT_ONCE = 100
 
 
 class TaskSet:
@@ -85,10 +83,7 @@ class CommandQueue(Generic[S]):
         self._places = places
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
-        self._lanes: dict[str, CommandLane] = {}
-        self._ready: deque[tuple[str, CommandLane]] = deque()
-        self._is_called = False
-        self._alone: set[PendingCommand] = set()
+        self._lanes = CommandLanes(self._may_handle, self._step)
         self._sealed: CommandBatch | None = None
         # Grows whenever what was handled and not committed must be handled again.
         self.generation = 0
@@ -104,7 +99,7 @@ class CommandQueue(Generic[S]):
     @property
     def has_waiting(self) -> bool:
         """True if commands wait to be handled."""
-        return any(lane.waiting for lane in self._lanes.values())
+        return self._lanes.has_waiting
 
     # Beginning and ending.
 
@@ -112,7 +107,7 @@ class CommandQueue(Generic[S]):
         """Begin to handle, on top of what is committed. `floor` is what the partition has forgotten."""
         self._is_begun, self.floor = True, floor
         self.open = CommandBatch(BatchName(epoch, 1), self.generation)
-        self._start_lanes()
+        self._lanes.start_all()
 
     def end(self) -> None:
         """Stop handling; what is not in a commit waits."""
@@ -130,24 +125,13 @@ class CommandQueue(Generic[S]):
 
     def fail_waiting(self, error: HeadraceError) -> None:
         """Give all callers whose commands wait an error."""
-        for lane in self._lanes.values():
-            for command in lane.waiting:
-                command.fail(error)
-            lane.waiting.clear()
-        self._alone.clear()
-        self._lanes = {id_: lane for id_, lane in self._lanes.items() if lane.is_running}
+        self._lanes.fail_waiting(error)
 
     # Commands.
 
     def add(self, command: PendingCommand) -> None:
         """Add a command; one that is handled again comes before those that arrived after it."""
-        aggregate = command.request.aggregate
-        lane = self._lanes.setdefault(aggregate, CommandLane())
-        command.stage = Stage.WAITING
-        lane.add(command)
-        if command.is_alone:
-            self._alone.add(command)
-        self._start_lane(aggregate, lane)
+        self._lanes.add(command)
 
     def again(self, commands: Sequence[PendingCommand]) -> None:
         """Add commands again that nobody has answered."""
@@ -160,10 +144,7 @@ class CommandQueue(Generic[S]):
         if command.stage is Stage.WAITING:
             if not command.done.done():
                 command.done.cancel()
-            if (lane := self._lanes.get(command.request.aggregate)) is not None:
-                self._take(command, lane)
-                if not lane.is_running:
-                    self._leave_lane(command.request.aggregate, lane)
+            self._lanes.remove(command)
 
     # Batches.
 
@@ -173,13 +154,13 @@ class CommandQueue(Generic[S]):
         self.open = CommandBatch(BatchName(batch.name.epoch, batch.name.number + 1), self.generation)
         for command in batch.commands:
             command.stage = Stage.SENT
-        self._start_lanes()
+        self._lanes.start_all()
         return batch
 
     def unseal(self) -> None:
         """Go on after the fate of the sealed batch is known, and it was applied or rewound."""
         self._sealed = None
-        self._start_lanes()
+        self._lanes.start_all()
 
     def forget(self, aggregate: str, forgotten: BatchName) -> None:
         """Write a tombstone for an aggregate of which nothing is left but what it has forgotten.
@@ -196,53 +177,25 @@ class CommandQueue(Generic[S]):
 
     # Handling.
 
-    def _start_lanes(self) -> None:
-        for aggregate, lane in list(self._lanes.items()):
-            self._start_lane(aggregate, lane)
-
-    def _start_lane(self, aggregate: str, lane: CommandLane) -> None:
-        if not lane.is_running and self._may_handle(lane):
-            lane.is_running = True
-            self._make_ready(aggregate, lane)
-
-    def _make_ready(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the lane's next command soon. All lanes share one callback: a task for each command costs more."""
-        lane.is_next = True
-        self._ready.append((aggregate, lane))
-        if not self._is_called:
-            self._is_called = True
-            self._loop.call_soon(self._run_ready)
-
-    def _run_ready(self) -> None:
-        """Handle one command of each lane that is ready, up to a number of them."""
-        self._is_called = bool(self._ready)
-        if self._is_called:
-            self._loop.call_soon(self._run_ready)
-        for _ in range(min(len(self._ready), _AT_ONCE)):
-            self._step(*self._ready.popleft())
-
-    def _step(self, aggregate: str, lane: CommandLane) -> None:
+    def _step(self, lane: CommandLane) -> None:
         """Handle the lane's next command here; if something has to be waited for, in a task."""
-        if not self._may_handle(lane):
-            self._leave_lane(aggregate, lane)
-            return
         command = lane.waiting[0]
         is_waiting = command.work is not None or self._handling.is_async(command.request)
-        if aggregate not in self.live or is_waiting:
-            self._tasks.start(self._run_step(aggregate, lane))
+        if lane.aggregate not in self.live or is_waiting:
+            self._tasks.start(self._run_step(lane))
             return
         lane.is_next = False
         try:
-            rest = self._handle_now(aggregate, command, lane)
+            rest = self._handle_now(command, lane)
         except BaseException:
-            self._leave_lane(aggregate, lane)
+            self._lanes.leave(lane)
             raise
         if rest is not None:
-            self._tasks.start(self._run_step(aggregate, lane, rest))
+            self._tasks.start(self._run_step(lane, rest))
         else:
-            self._go_on(aggregate, lane)
+            self._lanes.go_on(lane)
 
-    async def _run_step(self, aggregate: str, lane: CommandLane, rest: Coroutine[Any, Any, None] | None = None) -> None:
+    async def _run_step(self, lane: CommandLane, rest: Coroutine[Any, Any, None] | None = None) -> None:
         """Handle the lane's next command, or the rest of one that was begun."""
         try:
             if rest is not None:
@@ -253,21 +206,9 @@ class CommandQueue(Generic[S]):
                     with self._traced(command):
                         await self._handle(command, lane)
         except BaseException:
-            self._leave_lane(aggregate, lane)
+            self._lanes.leave(lane)
             raise
-        self._go_on(aggregate, lane)
-
-    def _go_on(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the lane's next command later, if there is one that may be handled."""
-        if self._may_handle(lane):
-            self._make_ready(aggregate, lane)
-        else:
-            self._leave_lane(aggregate, lane)
-
-    def _leave_lane(self, aggregate: str, lane: CommandLane) -> None:
-        lane.is_running = lane.is_next = False
-        if not lane.waiting and self._lanes.get(aggregate) is lane:
-            del self._lanes[aggregate]
+        self._lanes.go_on(lane)
 
     def _may_handle(self, lane: CommandLane) -> bool:
         """Return True if the lane's next command may be handled now.
@@ -281,33 +222,16 @@ class CommandQueue(Generic[S]):
         if self._sealed is not None and self._sealed.generation != self.generation:
             return False
         count, head = len(self.open.outcomes), lane.waiting[0]
-        if self.open.is_alone or (head.is_alone and count) or (self._alone and self._is_overtaking(head)):
+        if self.open.is_alone or (head.is_alone and count) or self._lanes.is_overtaking(head):
             return False
         limits = self._engine.limits
         return count < limits.batch_commands and self.open.size_bytes < limits.batch_bytes
-
-    def _is_overtaking(self, head: PendingCommand) -> bool:
-        """Return True if an earlier command waits for a batch of its own, and its aggregate is free."""
-        for alone in self._alone:
-            lane = self._lanes.get(alone.request.aggregate)
-            is_free = lane is not None and (lane.is_next or not lane.is_running)
-            is_next = lane is not None and is_free and lane.waiting and lane.waiting[0] is alone
-            if is_next and alone.number < head.number:
-                return True
-        return False
-
-    def _take(self, command: PendingCommand, lane: CommandLane) -> None:
-        """Take a command out of its lane; those that waited for it to be alone need not any more."""
-        lane.remove(command)
-        if command in self._alone:
-            self._alone.discard(command)
-            self._start_lanes()
 
     def _is_expired(self, command: PendingCommand, lane: CommandLane) -> bool:
         """Return True, and take the command out of its lane, if its deadline has passed."""
         if self._loop.time() < command.deadline_s:
             return False
-        self._take(command, lane)
+        self._lanes.take(command, lane)
         command.fail(CommandExpired(self._engine.name, command.request.aggregate, command.timeout_s))
         return True
 
@@ -322,14 +246,12 @@ class CommandQueue(Generic[S]):
             command=request.kind,
         )
 
-    def _handle_now(
-        self, aggregate: str, command: PendingCommand, lane: CommandLane
-    ) -> Coroutine[Any, Any, None] | None:
+    def _handle_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
         """Handle the lane's first command, whose aggregate is in memory; return what is left to await, if anything."""
         if self._is_expired(command, lane):
             return None
         command.stage = Stage.HANDLED
-        record = self.live.get(aggregate, self._loop.time())
+        record = self.live.get(lane.aggregate, self._loop.time())
         with self._traced(command):
             with metrics.stage(self._engine.name, "handle"):
                 found = self._admitted(command, record)
@@ -402,7 +324,7 @@ class CommandQueue(Generic[S]):
                 self._answer(command, found.reply, True)
             case HeadraceError():
                 self._answer(command, found, False)
-        self._take(command, lane)
+        self._lanes.take(command, lane)
 
     async def _do_work(self, command: PendingCommand, work: BatchWork, lane: CommandLane) -> None:
         """Handle what no caller has sent. Unlike a command it may find that there is nothing to do any more."""
@@ -420,7 +342,7 @@ class CommandQueue(Generic[S]):
             command.fail(error)
         else:
             self._put(command, outcome)
-        self._take(command, lane)
+        self._lanes.take(command, lane)
 
     def _put(self, command: PendingCommand, outcome: WorkOutcome | None) -> None:
         """Put what work leads to into the open batch; nothing if there was nothing to do."""
