@@ -14,8 +14,9 @@ import pytest_asyncio
 from headrace.cluster.client import Peer
 from headrace.cluster.lanes import RequestLanes
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placement
+from headrace.cluster.requests import PartitionRequest
 from headrace.cluster.retries import Attempts, RetryVerdict, Trail, judge
-from headrace.cluster.routing import ROUTED, PartitionRequest, Router
+from headrace.cluster.routing import ROUTED, Router
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import NodeServer
 from headrace.config import ClusterSettings

@@ -13,7 +13,7 @@ from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.work import BatchWork
 from headrace.errors import HeadraceError
-from headrace.model import NewRecord, TopicPartition, size_of
+from headrace.model import NewRecord, TopicPartition
 from headrace.state import BatchName
 
 __all__ = ["CommandBatch", "CommandDeadlines", "LiveAggregates", "PendingCommand", "Stage"]
@@ -126,7 +126,7 @@ class CommandBatch:
         self.outcomes.append((command, handled.reply, False))
         self.is_alone |= command.is_alone
         self._records += handled.records
-        self.size_bytes += sum(map(size_of, handled.records))
+        self.size_bytes += handled.size_bytes
         if handled.record is not None:
             self.has_timers |= bool(handled.record.timers)
             self.set_state(command.request.aggregate.encode(), handled.value)

@@ -112,6 +112,8 @@ class CommandLanes:
 
     def is_overtaking(self, head: PendingCommand) -> bool:
         """Return True if an earlier command waits for a batch of its own, and its aggregate is free."""
+        if not self._alone:
+            return False
         for alone in self._alone:
             lane = self._lanes.get(alone.request.aggregate)
             is_free = lane is not None and (lane.is_next or not lane.is_running)

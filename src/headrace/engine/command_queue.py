@@ -7,6 +7,7 @@ committed, it and everything that was handled on top of it goes back to its plac
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -21,7 +22,7 @@ from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
-from headrace.observe import extract, span
+from headrace.observe import extract, is_traced, span
 from headrace.state import BatchName
 
 __all__ = ["CommandQueue", "Outcome", "TaskSet"]
@@ -81,6 +82,7 @@ class CommandQueue(Generic[S]):
         self._answer = answer
         self._on_work = on_work
         self._places = places
+        self._times = metrics.StageTimes(handling.engine.name)
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
         self._lanes = CommandLanes(self._may_handle, self._step)
@@ -152,8 +154,9 @@ class CommandQueue(Generic[S]):
         """Return the open batch, to be committed, and open the next one."""
         batch = self._sealed = self.open
         self.open = CommandBatch(BatchName(batch.name.epoch, batch.name.number + 1), self.generation)
-        for command in batch.commands:
+        for command, _, _ in batch.outcomes:
             command.stage = Stage.SENT
+        self._times.count()
         self._lanes.start_all()
         return batch
 
@@ -250,14 +253,20 @@ class CommandQueue(Generic[S]):
         """Handle the lane's first command, whose aggregate is in memory; return what is left to await, if anything."""
         if self._is_expired(command, lane):
             return None
+        if not command.request.trace and not is_traced():
+            return self._decide_now(command, lane)
+        with self._traced(command):
+            return self._decide_now(command, lane)
+
+    def _decide_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
         command.stage = Stage.HANDLED
         record = self.live.get(lane.aggregate, self._loop.time())
-        with self._traced(command):
-            with metrics.stage(self._engine.name, "handle"):
-                found = self._admitted(command, record)
-            if not isinstance(found, _FOUND):
-                return self._handle_later(command, lane, record, found)
-            self._settle(command, lane, record, found)
+        began_s, now_ms = time.perf_counter(), self._now_ms()
+        found = self._admitted(command, record, now_ms)
+        self._times.handle.append(time.perf_counter() - began_s)
+        if not isinstance(found, _FOUND):
+            return self._handle_later(command, lane, record, found)
+        self._settle(command, lane, record, found, now_ms)
         return None
 
     async def _handle_later(
@@ -273,7 +282,7 @@ class CommandQueue(Generic[S]):
         if generation != self.generation:
             command.stage = Stage.WAITING
         else:
-            self._settle(command, lane, record, found)
+            self._settle(command, lane, record, found, self._now_ms())
 
     async def _handle(self, command: PendingCommand, lane: CommandLane) -> None:
         """Handle the lane's first command, unless what it looked at counts no more when it is through."""
@@ -286,7 +295,7 @@ class CommandQueue(Generic[S]):
         try:
             record = await self._newest(command.request.aggregate)
             with metrics.stage(self._engine.name, "handle"):
-                found = self._admitted(command, record)
+                found = self._admitted(command, record, self._now_ms())
                 if not isinstance(found, _FOUND):
                     found = await found
         except HeadraceError as error:
@@ -294,10 +303,10 @@ class CommandQueue(Generic[S]):
         if generation != self.generation:
             command.stage = Stage.WAITING
         else:
-            self._settle(command, lane, record, found)
+            self._settle(command, lane, record, found, self._now_ms())
 
     def _admitted(
-        self, command: PendingCommand, record: AggregateRecord | None
+        self, command: PendingCommand, record: AggregateRecord | None, now_ms: int
     ) -> Decision | Repeated | HeadraceError | Awaitable[Decision]:
         """Return the handler's decision, or the reply or the error that a command gets without its handler."""
         try:
@@ -307,7 +316,7 @@ class CommandQueue(Generic[S]):
             self._check_attempts(command)
         except HeadraceError as error:
             return error
-        return self._handling.begin(record, command.request, now_ms=self._now_ms())
+        return self._handling.begin(record, command.request, now_ms=now_ms)
 
     def _settle(
         self,
@@ -315,15 +324,15 @@ class CommandQueue(Generic[S]):
         lane: CommandLane,
         record: AggregateRecord | None,
         found: Decision | Repeated | HeadraceError,
+        now_ms: int,
     ) -> None:
         """Put what a command leads to into the open batch, or answer it, and take it out of its lane."""
-        match found:
-            case Decision():
-                self._finish(command, record, found)
-            case Repeated():
-                self._answer(command, found.reply, True)
-            case HeadraceError():
-                self._answer(command, found, False)
+        if isinstance(found, Decision):
+            self._finish(command, record, found, now_ms)
+        elif isinstance(found, Repeated):
+            self._answer_now(command, found.reply, True)
+        else:
+            self._answer_now(command, found, False)
         self._lanes.take(command, lane)
 
     async def _do_work(self, command: PendingCommand, work: BatchWork, lane: CommandLane) -> None:
@@ -356,24 +365,30 @@ class CommandQueue(Generic[S]):
             self.live.change(command.request.aggregate, outcome.handled.record, self.open.name, self._loop.time())
         self._on_work()
 
-    def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision) -> None:
+    def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision, now_ms: int) -> None:
         """Put what a command leads to into the open batch."""
-        request, batch = command.request, self.open
+        request, batch, began_s = command.request, self.open, time.perf_counter()
         try:
-            with metrics.stage(self._engine.name, "serialize"):
-                handled = self._handling.finish(
-                    record, request, decision, batch=batch.name, floor=self.floor, now_ms=self._now_ms()
-                )
+            handled = self._handling.finish(
+                record, request, decision, batch=batch.name, floor=self.floor, now_ms=now_ms
+            )
         except HeadraceError as error:
-            self._answer(command, error, False)
+            self._answer_now(command, error, False)
             return
+        finally:
+            self._times.serialize.append(time.perf_counter() - began_s)
         if not handled.writes:
-            self._answer(command, handled.reply, False)
+            self._answer_now(command, handled.reply, False)
             return
         batch.add(command, handled)
         if handled.record is not None:
             self.live.change(request.aggregate, handled.record, batch.name, self._loop.time())
         self._on_work()
+
+    def _answer_now(self, command: PendingCommand, outcome: Outcome, is_repeated: bool) -> None:
+        """Answer a command that needs no commit of its own."""
+        self._times.count()
+        self._answer(command, outcome, is_repeated)
 
     async def _newest(self, aggregate: str) -> AggregateRecord | None:
         """Return the aggregate's record with all that was handled so far, committed or not."""

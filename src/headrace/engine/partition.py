@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -187,11 +187,9 @@ class EnginePartition(Generic[S]):
     async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
         """Answer a request of a caller at any node."""
         asked = decode_request(request.payload)
-        left_s = max(0.0, deadline_s - self._loop.time())
         if isinstance(asked, CommandRequest):
-            # At the deadline itself the caller gives up, and could not tell a command that waited from one in a commit.
-            answer_by_s = deadline_s - min(_ANSWER_BEFORE_S, left_s * _ANSWER_BEFORE)
-            return encode_answer(await self.submit(asked, deadline_s=answer_by_s, attempt=request.attempt))
+            return encode_answer(await self.submit_until(asked, deadline_s, attempt=request.attempt))
+        left_s = max(0.0, deadline_s - self._loop.time())
         read = await self.read(asked.aggregate, timeout_s=left_s, at_least=asked.at_least)
         return encode_read(read.record, read.since, read.token)
 
@@ -209,6 +207,17 @@ class EnginePartition(Generic[S]):
 
     # What callers want.
 
+    def submit_until(
+        self, request: CommandRequest, deadline_s: float, *, attempt: int = 1
+    ) -> Coroutine[Any, Any, Answer]:
+        """Handle a command as `submit` does, and answer a little before the caller's deadline.
+
+        At the deadline itself the caller gives up, and could not tell a command that waited from one in a commit.
+        """
+        left_s = max(0.0, deadline_s - self._loop.time())
+        answer_by_s = deadline_s - min(_ANSWER_BEFORE_S, left_s * _ANSWER_BEFORE)
+        return self.submit(request, deadline_s=answer_by_s, attempt=attempt)
+
     async def submit(self, request: CommandRequest, *, deadline_s: float, attempt: int = 1) -> Answer:
         """Handle a command and return its answer, until a deadline on the loop's clock.
 
@@ -218,7 +227,8 @@ class EnginePartition(Generic[S]):
         limit = self._engine.limits.waiting
         if self._pending >= limit:
             raise Busy(f"engine {self._engine.name!r}, partition {self._replica.at.partition},", limit)
-        self._check_not_elsewhere()
+        if not self._queue.is_begun:
+            self._check_not_elsewhere()
         if attempt == 1 and request.is_first:
             # No other attempt was made, so that its id can't have been forgotten, however old the caller's knowledge.
             request = msgspec.structs.replace(request, since=None)
@@ -227,14 +237,16 @@ class EnginePartition(Generic[S]):
         done = self._loop.create_future()
         command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, done, attempt, is_alone=attempt > 1)
         self._queue.add(command)
-        self._watch_for_owner()
+        if not self._queue.is_begun:
+            self._watch_for_owner()
         self._pending += 1
         self._deadlines.add(command)
         try:
-            return await command.done
+            return await done
         finally:
             self._pending -= 1
-            self._queue.remove(command)
+            if command.stage is Stage.WAITING:
+                self._queue.remove(command)
 
     async def read(self, aggregate: str, *, timeout_s: float, at_least: str | None = None) -> CommittedAggregate:
         """Return what is committed of an aggregate, at a moment after this call began.

@@ -107,7 +107,7 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def traced(self) -> NewAppend:
         """Return the append with the current span in its headers, unless the application gave one or there is none."""
-        if any(name == _TRACE_PARENT for name, _ in self.headers):
+        if self.headers and any(name == _TRACE_PARENT for name, _ in self.headers):
             return self
         headers = inject(self.headers)
         return self if headers is self.headers else msgspec.structs.replace(self, headers=headers)

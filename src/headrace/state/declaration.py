@@ -111,14 +111,19 @@ class StateSpec(Generic[K, V]):
 
     def index_rows(self, value: V) -> list[IndexRow]:
         """Return the rows of all indexes that point to a value."""
-        return [row for name in self.indexes for row in self.rows_of(name, value)]
+        declared = (*self.index.items(), *self.unique.items())
+        return [row for name, function in declared for row in _rows(name, function(value))]
 
     def rows_of(self, index: str, value: V) -> list[IndexRow]:
         """Return the rows of one index that point to a value."""
-        found = self.indexes[index](value)
-        if found is None:
-            return []
-        return [index_row(index, each) for each in (found if isinstance(found, list) else [found])]
+        return _rows(index, self.indexes[index](value))
+
+
+def _rows(index: str, found: Any) -> list[IndexRow]:  # noqa: ANN401
+    """Return the rows of what an index's function returned."""
+    if found is None:
+        return []
+    return [index_row(index, each) for each in (found if isinstance(found, list) else [found])]
 
 
 def index_row(index: str, value: Any) -> IndexRow:  # noqa: ANN401
