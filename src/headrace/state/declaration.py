@@ -32,6 +32,7 @@ class StateSpec(Generic[K, V]):
     If all have one, `longest_ttl` (or else `ttl`) bounds them, and the topic drops what is older.
     `index` and `unique` name functions of a value. Another function needs another name: rows are rebuilt by name.
     `is_external` marks a topic that others write: it is read only, and its settings are left alone.
+    Nobody can subscribe to a state without `is_followed`: its copies keep no changes, which makes commits cheaper.
     """
 
     name: str
@@ -46,6 +47,7 @@ class StateSpec(Generic[K, V]):
     index: Mapping[str, IndexFunction] = field(default_factory=dict)
     unique: Mapping[str, IndexFunction] = field(default_factory=dict)
     is_external: bool = False
+    is_followed: bool = True
     topic_config: TopicConfig | None = None
 
     def __post_init__(self) -> None:

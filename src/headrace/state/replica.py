@@ -104,7 +104,8 @@ class StateReplica:
         self.owner_offset: int | None = None
         self.is_owned = False
         self._moved = asyncio.Event()
-        self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
+        source = FeedSource(spec.name, self._visible, lambda: self.age_ms)
+        self.feed = ChangeFeed(source, is_followed=spec.is_followed)
 
     # What the copy is worth.
 
