@@ -443,7 +443,7 @@ async def test_a_partition_that_can_not_read_its_log_is_down_until_it_can(
         await catch_up()
 
     monkeypatch.setattr(states, "catch_up", unreachable)
-    reading = asyncio.create_task(node.partition._read_again())
+    reading = asyncio.create_task(node.partition._commits.read_again())
 
     async def is_down() -> bool:
         return node.partition.health.state is HealthState.DOWN

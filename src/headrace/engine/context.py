@@ -37,6 +37,21 @@ class CommandContext(Generic[S]):
     `state` is the aggregate's state, with the events that this handler has persisted so far; `timers` are its timers.
     """
 
+    __slots__ = (
+        "_engine",
+        "_had_state",
+        "_set_here",
+        "aggregate",
+        "command_id",
+        "events",
+        "now_ms",
+        "outputs",
+        "state",
+        "timers",
+        "value",
+        "version",
+    )
+
     def __init__(
         self,
         engine: Engine[S],
@@ -59,7 +74,7 @@ class CommandContext(Generic[S]):
         self.timers = timers
         self._engine = engine
         self._had_state = state is not None
-        self._set_here: set[str] = set()
+        self._set_here: tuple[str, ...] = ()
 
     def persist(self, *events: Any) -> S | None:  # noqa: ANN401
         """Add events to the aggregate's journal; return the state after them."""
@@ -117,7 +132,7 @@ class CommandContext(Generic[S]):
         if len(timers) > limit:
             raise BadArgument("timers", len(timers), f"an aggregate has {limit} at most; raise EngineLimits.timers")
         self.timers = timers
-        self._set_here.add(name)
+        self._set_here += (name,)
 
     def cancel(self, name: str) -> bool:
         """Cancel the timer of a name; returns False if there is none, because it has fired or was never set."""
