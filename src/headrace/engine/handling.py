@@ -164,7 +164,7 @@ class CommandHandling(Generic[S]):
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
-        stage = "state"
+        stage, context = "state", None
         try:
             state = self._state_of(record)
             context = CommandContext(
@@ -182,6 +182,8 @@ class CommandHandling(Generic[S]):
                 return self._awaited(request, context, returned)
             return _decision(context, returned)
         except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+            if context is not None:
+                context.end()
             return self._undecided(request, stage, error)
 
     def finish(
@@ -272,6 +274,8 @@ class CommandHandling(Generic[S]):
             return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
         except Exception as error:
             return self._undecided(request, "handler", error)
+        finally:
+            context.end()
 
     def _undecided(self, request: CommandRequest, stage: str, error: BaseException) -> Decision:
         """Return the decision on a command whose handler raised something."""
@@ -404,10 +408,12 @@ def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
 def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
     """Return what a handler decided, from what it returned and what it did with its context."""
     if isinstance(returned, Reject):
+        context.end()
         return Decision(reject=returned)
     if returned is not None:
         for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
             _do(context, each)
+    context.end()
     return Decision(
         context.state,
         tuple(context.events),
