@@ -47,10 +47,12 @@ def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
 def decision_of(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
     """Return what a handler decided, from what it returned and what it did with its context."""
     if isinstance(returned, Reject):
+        context.end()
         return Decision(reject=returned)
     if returned is not None:
         for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
             _do(context, each)
+    context.end()
     return Decision(
         context.state,
         tuple(context.events),

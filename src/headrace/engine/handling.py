@@ -152,7 +152,7 @@ class CommandHandling(Generic[S]):
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
-        stage = "state"
+        stage, context = "state", None
         try:
             state = self._state_of(record)
             context = CommandContext(
@@ -170,6 +170,8 @@ class CommandHandling(Generic[S]):
                 return self._awaited(request, context, returned)
             return decision_of(context, returned)
         except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+            if context is not None:
+                context.end()
             return self._undecided(request, stage, error)
 
     def finish(
@@ -260,6 +262,8 @@ class CommandHandling(Generic[S]):
             return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
         except Exception as error:
             return self._undecided(request, "handler", error)
+        finally:
+            context.end()
 
     def _undecided(self, request: CommandRequest, stage: str, error: BaseException) -> Decision:
         """Return the decision on a command whose handler raised something."""

@@ -24,6 +24,6 @@ def operation_span(operation: str, topic: str, id_: str) -> AbstractContextManag
 
 def with_trace_context(headers: Headers) -> Headers:
     """Return the headers with the current span; the same ones if the application gave a span, or if there is none."""
-    if any(name == _TRACE_PARENT for name, _ in headers):
+    if headers and any(name == _TRACE_PARENT for name, _ in headers):
         return headers
     return inject(headers)

@@ -237,8 +237,11 @@ class CallRunner:
             client_of=self._client_of,
             changelogs=self._changelogs,
         )
-        with self._within(unit) as logic:
-            await handler.call(logic, value, context)
+        try:
+            with self._within(unit) as logic:
+                await handler.call(logic, value, context)
+        finally:
+            context.end()
         return context
 
     def hold(self, key: bytes) -> contextlib.AbstractAsyncContextManager[None]:
@@ -280,6 +283,8 @@ class CallRunner:
             raise self._failed(message, error) from error  # the handler's own: of something that it awaited
         except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
             raise self._failed(message, error) from error
+        finally:
+            context.end()
 
     def _failed(self, message: object, error: BaseException) -> RequestFailed:
         return RequestFailed(self._spec.name, type(message).__name__, type(error).__name__, own_text(error))

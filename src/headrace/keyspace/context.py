@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, ContextEnded
 from headrace.keyspace.messages import Entry
 from headrace.model import NewRecord, check_topic_name
 from headrace.state import UnitOfWork
@@ -55,6 +55,7 @@ class Context:
         self._changelogs = changelogs
         self._asks = 0
         self._tells: list[tuple[KeyspaceClient, Any]] = []
+        self._has_ended = False
 
     @property
     def left_s(self) -> float:
@@ -73,7 +74,8 @@ class Context:
         )
 
     def tell(self, keyspace: type[Keyspace], message: object) -> None:
-        """Send a message, at most once, when this call is committed. Raises UnknownMessage."""
+        """Send a message, at most once, when this call is committed. Raises UnknownMessage, ContextEnded."""
+        self._check_running("tell")
         client = self._client_of(keyspace)
         client.check(message)
         self._tells.append((client, message))
@@ -87,7 +89,11 @@ class Context:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Write a record to another topic, in the transaction of this call. Raises BadArgument for a changelog."""
+        """Write a record to another topic, in the transaction of this call.
+
+        Raises BadArgument for a changelog, and ContextEnded once the handler has returned.
+        """
+        self._check_running("emit")
         if topic in self._changelogs:
             raise BadArgument("topic", topic, "it is the changelog of a state; write to the state instead")
         check_topic_name(topic)
@@ -95,6 +101,14 @@ class Context:
             if data is not None and not isinstance(data, bytes):
                 raise BadArgument(name, data, "what is emitted is bytes")
         self._unit.add(NewRecord(topic, key, value, tuple((headers or {}).items()), partition=partition))
+
+    def end(self) -> None:
+        """Take nothing more: the handler has returned, or failed."""
+        self._has_ended = True
+
+    def _check_running(self, call: str) -> None:
+        if self._has_ended:
+            raise ContextEnded(f"the handler of request {self.request_id!r}", f"context.{call}")
 
     def send_tells(self) -> None:
         """Send what was told; called when the call is committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
@@ -29,6 +29,14 @@ D = TypeVar("D")
 
 _ATTEMPTS = 100
 _PAGE = 256
+
+
+class CheckFresh(Protocol):
+    """Refuses a read that wants more than the copy of a state has."""
+
+    async def __call__(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
+        """Raise StateStale, StateOffline or TimedOut."""
+        ...
 
 
 class StateRead(NamedTuple, Generic[V]):
@@ -79,12 +87,14 @@ class State(Generic[K, V]):
         queue: CommitQueue,
         locks: KeyLocks,
         *,
+        check_fresh: CheckFresh,
         delta: ValueCodec[Any] | None = None,
         unit: UnitOfWork | None = None,
     ) -> None:
         self._replica = replica
         self._queue = queue
         self._locks = locks
+        self._check_fresh = check_fresh
         self._delta = delta
         self._unit = unit
 
@@ -93,10 +103,11 @@ class State(Generic[K, V]):
     async def get(self, key: K, *, max_staleness_s: float | None = None, at_least: int | None = None) -> V | None:
         """Return the value of a key; None if it has none, or if it is due.
 
-        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses. Raises StateStale.
+        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses; the owner holds every
+        offset that a standby has shown. Raises StateStale.
         """
         if max_staleness_s is not None or at_least is not None:
-            await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
+            await self._check_fresh(self._replica.spec.name, max_staleness_s=max_staleness_s, at_least=at_least)
         data = self._replica.keys.encode(key)
         if self._unit is None:
             entry = self._queue.read(self._replica, data)
