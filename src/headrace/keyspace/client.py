@@ -119,9 +119,16 @@ class KeyspaceClient:
         handler = self.check(message)
         if not self._is_open:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
-        routing, key = self._key_of(handler, message)
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
-        self._route.tell(routing, encode(call))
+        self._route.tell(*self._told(handler, message))
+
+    async def prepare_tell(self, message: object) -> Callable[[], None]:
+        """Return what sends a message as `tell` does. What is wrong with the message is raised here.
+
+        Raises UnknownMessage, NotStorable, NotEncodable, and what registering its schema raises.
+        """
+        await self.open()
+        routing, payload = self._told(self.check(message), message)
+        return lambda: self._route.tell(routing, payload)
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
         """Ask every partition, and gather what they reply."""
@@ -356,6 +363,12 @@ class KeyspaceClient:
         longer_chain(chain, (self.name, key))  # before it waits behind the request that it would wait for
         payload = self._codecs.message_bytes(message)
         return handler, routing, Call(type(message).__name__, payload, key, self._next_request(), chain)
+
+    def _told(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
+        """Return what routes a tell, and what it carries."""
+        routing, key = self._key_of(handler, message)
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
+        return routing, encode(call)
 
     def _next_request(self) -> str:
         """Return an id that no other request has."""
