@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,7 @@ __all__ = ["LocalCopies", "OpenState", "StateCopies", "decoded"]
 _PAGE = 256
 _POLL_S = 5.0
 _CHANGES = 500
+_OFFSET = re.compile(r"-?[0-9]{1,18}")
 # A subscriber hears of a partition that nobody serves.
 _GIVE_UP_S = 60.0
 _BACKOFF = Backoff(first_s=0.02, limit_s=0.5)
@@ -207,8 +209,8 @@ def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
     if after is None or isinstance(after, int):
         return None, after
     topic_id, _, offset = after.rpartition(":")
-    if not offset.removeprefix("-").isdigit():
-        raise BadArgument("after", after, "it is an offset, or the token of a change")
+    if not _OFFSET.fullmatch(offset):
+        raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
     return topic_id, int(offset)
 
 

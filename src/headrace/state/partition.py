@@ -267,6 +267,14 @@ class StatePartition:
             return False
         return offset < (await self._log.bounds(replica.at)).high_watermark
 
+    async def is_beyond_log(self, name: str, offset: int) -> bool:
+        """Return True if the log of a state ends before an offset, so that it can't have been shown by this log."""
+        replica = self.replica(name)
+        last = replica.feed.last_offset
+        if last is None or offset <= last:
+            return False
+        return offset >= (await self._log.bounds(replica.at)).high_watermark
+
     async def check_token(self, name: str, token: ConsistencyToken, *, timeout_s: float) -> None:
         """Refuse a read of a state if its copy lacks what the token names.
 

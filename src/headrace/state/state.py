@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ D = TypeVar("D")
 
 _ATTEMPTS = 100
 _PAGE = 256
+_OFFSET = re.compile(r"-?[0-9]{1,18}")
 
 
 class CheckFresh(Protocol):
@@ -275,8 +277,8 @@ class State(Generic[K, V]):
             raise WrongStateTopic(topic, problem, "set it (an hour is a good value), or read the state instead")
         if isinstance(after, str):
             topic_id, _, offset = after.rpartition(":")
-            if not offset.removeprefix("-").isdigit():
-                raise BadArgument("after", after, "it is an offset, or the token of a change")
+            if not _OFFSET.fullmatch(offset):
+                raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
             is_lagged, after = topic_id != self._replica.topic.topic_id, int(offset)
         data = None if key is None else self._replica.keys.encode(key)
         return feed.subscribe(data, after=after, is_lagged=is_lagged, heartbeat_s=heartbeat_s)
