@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any, get_origin
 
 import msgspec
 
 from headrace.errors import BadArgument, NotDecodable, NotStorable, WrongMediaType
+from headrace.gateway.routes import JSON
 from headrace.serde import Codec, Registry, Serde, codec_for, is_framed, subject_of
 from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
 
@@ -16,6 +18,8 @@ __all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
 
 AVRO = "avro/binary"
 _KEPT = 8
+_MOST_STORED = 1_024
+_MOST_STORED_BYTES = 4_096
 
 
 class StateForm:
@@ -38,6 +42,8 @@ class StateForm:
             deltas = spec.replaced(value=spec.delta, delta=None, topic=spec.delta_topic, index={}, unique={})
             self.deltas = StateForm(deltas, registry)
         self._pushed_json, self._pushed_avro = _Encoded(), _Encoded()
+        self.media_types = (JSON, AVRO) if is_avro else (JSON,)
+        self._stored_json: dict[bytes, bytes] = {}
 
     @property
     def is_avro(self) -> bool:
@@ -105,6 +111,20 @@ class StateForm:
         if self._serde is None:
             raise WrongMediaType("Accept", AVRO, ("application/json",))
         return await self._serde.encode(value) or b""
+
+    def json_stored(self, data: bytes, decode: Callable[[bytes], Any]) -> bytes:
+        """Return the text of the JSON of a value that is stored as these bytes.
+
+        What is read often is written once: the same bytes are the same value, whichever key has them.
+        """
+        found = self._stored_json.get(data)
+        if found is None:
+            found = msgspec.json.encode(self.to_json(decode(data)))
+            if len(data) <= _MOST_STORED_BYTES:
+                self._stored_json[data] = found
+            if len(self._stored_json) > _MOST_STORED:
+                del self._stored_json[next(iter(self._stored_json))]
+        return found
 
     def json_pushed(self, value: Any) -> bytes:  # noqa: ANN401
         """Return a value that goes to many sockets as the text of its JSON; it is written once."""

@@ -41,6 +41,7 @@ from headrace.keyspace.messages import (
     key_bytes,
     longer_chain,
 )
+from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.model import ConsistencyToken, TokenPlace
 from headrace.observe import inject, span
@@ -56,6 +57,7 @@ from headrace.state import (
     codec_of,
     index_prefix,
     index_row,
+    is_prepared,
 )
 
 __all__ = ["NO_VALUE", "KeyRead", "KeyWritten", "KeyspaceClient", "LocalCopies", "Scattered", "TokenReply"]
@@ -81,6 +83,10 @@ class LocalCopies(Protocol):
 
     async def answer(self, group: str, partition: int, payload: bytes) -> bytes | None:
         """Return the answer of this node's own copy; None if it has none that can give it."""
+        ...
+
+    def read_at_once(self, group: str, partition: int, state: str, key: bytes) -> CommittedValue | None:
+        """Return a value that this node owns; None if it owns none, or has to wait for something."""
         ...
 
 
@@ -266,6 +272,23 @@ class KeyspaceClient:
         value = await _decoded(opened.values, found.value)
         version = NO_VALUE if found.written is None else found.written
         return KeyRead(value, version, found.offset, found.age_ms, found.place)
+
+    def read_at_once(self, state: str, key: Any) -> CommittedValue | None:  # noqa: ANN401
+        """Return the value that `read` would, in its bytes, if this process owns the key and need not wait; else None.
+
+        `decode_at_once` has the value. Does not promise other tasks a turn: a loop over it lets nobody else run.
+        """
+        opened = self._states.get(state)
+        if opened is None or self._local is None:
+            return None
+        routing, data = opened.keys.encode_routed(key)
+        place = self._route.served(routing)
+        found = None if place is None else self._local.read_at_once(*place, state, data)
+        return found if found is not None and is_prepared(opened.values, found.data) else None
+
+    def decode_at_once(self, state: str, data: bytes) -> Any:  # noqa: ANN401
+        """Return the value of bytes that `read_at_once` returned."""
+        return self._states[state].values.decode(data)
 
     async def prefix(
         self,
