@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.errors import BadArgument, NotDecodable, NotStorable, WrongMediaType
 from headrace.gateway.routes import JSON
-from headrace.serde import Codec, Registry, Serde, codec_for, is_framed, subject_of
+from headrace.serde import Codec, Encoder, Registry, Serde, codec_for, is_framed, subject_of
 from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
 
 __all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
@@ -36,6 +36,7 @@ class StateForm:
         self._hint = Any if is_codec else spec.value
         self._codec: Codec[Any] | None = codec_for(spec.value) if is_avro else None
         self._serde: Serde[Any] | None = Serde(registry, subject_of(spec.topic), spec.value) if is_avro else None
+        self._encode: Encoder[Any] | None = None
         # Deltas are values of another type, under a subject of their own.
         self.deltas: StateForm | None = None
         if spec.delta is not None:
@@ -131,10 +132,20 @@ class StateForm:
         found = self._pushed_json.get(value)
         return found or self._pushed_json.keep(value, msgspec.json.encode(self.to_json(value)))
 
-    async def avro_pushed(self, value: Any) -> bytes:  # noqa: ANN401
-        """Return a value that goes to many sockets as framed Avro; it is written once."""
+    async def open_avro(self) -> None:
+        """Get ready for `avro_pushed`, of deltas too. Raises IncompatibleSchema, and what the registry raises."""
+        if self._serde is not None:
+            self._encode = await self._serde.encoder()
+        if self.deltas is not None:
+            await self.deltas.open_avro()
+
+    def avro_pushed(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return a value that goes to many sockets as framed Avro; it is written once. `open_avro` comes before."""
         found = self._pushed_avro.get(value)
-        return found or self._pushed_avro.keep(value, await self.to_avro(value))
+        if found is None:
+            assert self._encode is not None, "open_avro was not called"  # noqa: S101
+            found = self._pushed_avro.keep(value, self._encode(value) or b"")
+        return found
 
     async def from_avro(self, data: bytes) -> Any:  # noqa: ANN401
         """Return the value of framed Avro. Raises WrongMediaType, NotFramed, UnknownSchema, NotDecodable."""
