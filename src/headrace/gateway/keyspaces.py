@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
 from headrace.gateway.etags import ANY_VERSION, etag_of, has_version, versions_in
-from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.responses import ReadyResponse
+from headrace.gateway.requests import GatewayRequest, ReadyResponse
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -34,6 +33,8 @@ _GROUP = "Keyspaces"
 _ONE = "/keyspaces/{keyspace}"
 _STATE = f"{_ONE}/states/{{state}}"
 KEY_PATH = f"{_STATE}/{{key}}"
+_TOKEN_NAME = TOKEN_HEADER.lower().encode()
+_JSON_TYPE, _AVRO_TYPE = (b"content-type", JSON.encode()), (b"content-type", AVRO.encode())
 _LIMIT = 100
 _MOST_ID_CHARS = 255
 _WRITE_ATTEMPTS = 10
@@ -96,6 +97,7 @@ class KeyspaceRoutes:
                     AT_LEAST,
                 ),
                 needs_owners=_wants_owner,
+                at_once=self.get_at_once,
             ),
             route(
                 "PUT",
@@ -197,20 +199,29 @@ class KeyspaceRoutes:
         )
         if found.value is None:
             return None
-        # The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
-        headers = (
-            (b"etag", etag_of(found.version).encode()),
-            (b"cache-control", b"no-cache"),
-            (b"vary", b"accept"),
-            (TOKEN_HEADER.lower().encode(), found.token.encode()),
-        )
+        headers = _headers_of(found.version, found.token)
         if has_version(request.headers, found.version):
-            return Response(status_code=304, headers={name.decode(): value.decode() for name, value in headers})
-        if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
-            return ReadyResponse(await state.to_avro(found.value), ((b"content-type", AVRO.encode()), *headers))
-        return ReadyResponse(
-            msgspec.json.encode(state.to_json(found.value)), ((b"content-type", JSON.encode()), *headers)
-        )
+            return _not_modified(headers)
+        if request.wants(state.media_types) == AVRO:
+            return ReadyResponse(await state.to_avro(found.value), (_AVRO_TYPE, *headers))
+        return ReadyResponse(msgspec.json.encode(state.to_json(found.value)), (_JSON_TYPE, *headers))
+
+    def get_at_once(self, request: GatewayRequest) -> Response | None:
+        """Answer with a value that this process owns, as JSON; None for what `get` has to find out or wait for."""
+        if request.query or request.token is not None:
+            return None
+        forms, state = self._state(request)
+        client = forms.served.client
+        found = client.read_at_once(state.name, state.key(request.path["key"]))
+        if found is None:
+            return None
+        headers = _headers_of(found.version, found.token)
+        if has_version(request.headers, found.version):
+            return _not_modified(headers)
+        if request.wants(state.media_types) == AVRO:
+            return None
+        body = state.json_stored(found.data, partial(client.decode_at_once, state.name))
+        return ReadyResponse(body, (_JSON_TYPE, *headers))
 
     async def put(self, request: GatewayRequest) -> object:
         """Set a value, if its version is the one that the caller names."""
@@ -337,6 +348,25 @@ class KeyspaceRoutes:
 
     def _limit(self, request: GatewayRequest) -> int:
         return request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
+
+
+def _headers_of(version: int, token: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return what goes with a value in any form.
+
+    The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
+    """
+    return (
+        (b"etag", etag_of(version).encode()),
+        (b"cache-control", b"no-cache"),
+        (b"vary", b"accept"),
+        (_TOKEN_NAME, token.encode()),
+    )
+
+
+def _not_modified(headers: Iterable[tuple[bytes, bytes]]) -> Response:
+    response = Response(status_code=304)
+    response.raw_headers = list(headers)
+    return response
 
 
 def _always(request: GatewayRequest) -> bool:

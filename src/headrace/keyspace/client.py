@@ -31,6 +31,7 @@ from headrace.keyspace.messages import (
     longer_chain,
     traced,
 )
+from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.results import NO_VALUE, KeyRead, KeyWritten, Scattered, TokenReply
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.keyspace.state_copies import LocalCopies, OpenState, StateCopies, decoded
@@ -43,6 +44,7 @@ from headrace.state import (
     StateChange,
     StatePage,
     codec_of,
+    is_prepared,
 )
 
 __all__ = ["KeyspaceClient"]
@@ -188,6 +190,23 @@ class KeyspaceClient:
         value = await decoded(opened.values, found.value)
         version = NO_VALUE if found.written is None else found.written
         return KeyRead(value, version, found.offset, found.age_ms, found.place)
+
+    def read_at_once(self, state: str, key: Any) -> CommittedValue | None:  # noqa: ANN401
+        """Return the value that `read` would, in its bytes, if this process owns the key and need not wait; else None.
+
+        `decode_at_once` has the value. Does not promise other tasks a turn: a loop over it lets nobody else run.
+        """
+        opened = self._states.get(state)
+        if opened is None or self._local is None:
+            return None
+        routing, data = opened.keys.encode_routed(key)
+        place = self._route.served(routing)
+        found = None if place is None else self._local.read_at_once(*place, state, data)
+        return found if found is not None and is_prepared(opened.values, found.data) else None
+
+    def decode_at_once(self, state: str, data: bytes) -> Any:  # noqa: ANN401
+        """Return the value of bytes that `read_at_once` returned."""
+        return self._states[state].values.decode(data)
 
     async def prefix(
         self,

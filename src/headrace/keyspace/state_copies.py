@@ -26,6 +26,7 @@ from headrace.keyspace.messages import (
     ReadPage,
     encode,
 )
+from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.runtime import Backoff
 from headrace.state import OrderedKeys, StateChange, StatePage, StateSpec, ValueCodec, index_prefix, index_row
@@ -51,6 +52,10 @@ class LocalCopies(Protocol):
 
     async def answer(self, group: str, partition: int, payload: bytes) -> bytes | None:
         """Return the answer of this node's own copy; None if it has none that can give it."""
+        ...
+
+    def read_at_once(self, group: str, partition: int, state: str, key: bytes) -> CommittedValue | None:
+        """Return a value that this node owns; None if it owns none, or has to wait for something."""
         ...
 
 
