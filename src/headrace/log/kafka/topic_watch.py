@@ -1,9 +1,9 @@
 """A watch over followed topics, which notices that a topic was deleted or replaced: brokers do not notify readers.
 
-It sends one request for all topics at an interval, and is told of every description that this process asks for: whoever
-has seen that a topic is a new one must not be given records that were read from the old one. A topic that was deleted and
-created again has another id. Between two requests a follower continues in the new topic at its old offset: records carry
-no topic id, so this can't be seen earlier.
+It sends one request for all topics at an interval, and is told of every description that this process asks for:
+whoever has seen that a topic is a new one must not be given records that were read from the old one. A topic that was
+deleted and created again has another id. Between two requests a follower continues in the new topic at its old offset:
+records carry no topic id, so this can't be seen earlier.
 """
 
 from __future__ import annotations
