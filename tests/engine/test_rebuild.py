@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineSetting
+from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Account, Close, Deposit, Query, Withdraw, bank_engine
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
@@ -87,6 +87,7 @@ class Rebuilding:
         return (await audit_engine(self.setting.log, self.journal, self.engine)).is_clean
 
 
+@embedded_only
 async def test_an_aggregate_is_rebuilt_from_its_journal(setting: EngineSetting, store: Store) -> None:
     """N25: a record that is lost, damaged or wrong is made again; the engine goes on with state and version."""
     bank = bank_engine(setting.name())
@@ -111,6 +112,7 @@ async def test_an_aggregate_is_rebuilt_from_its_journal(setting: EngineSetting, 
     assert (await node.send("closed", Deposit(1))).version == 4
 
 
+@embedded_only
 async def test_command_ids_survive_a_rebuild_or_are_too_late(setting: EngineSetting, store: Store) -> None:
     """N25, N21, N33: ids in a record stay with replies, those of Appends as done; the rest is never done again."""
     bank = bank_engine(setting.name())
@@ -162,6 +164,7 @@ async def test_the_epochs_of_a_lost_topic_go_on_above_the_old_ones(setting: Engi
     assert (await node.send("a", Deposit(1))).version == 3
 
 
+@embedded_only
 async def test_the_id_of_a_kept_command_is_told_from_others(setting: EngineSetting, store: Store) -> None:
     """N25, N32: where the journal keeps commands, an id that was rebuilt is refused for another command."""
     bank = bank_engine(setting.name(), keep_commands=True)
@@ -207,6 +210,7 @@ class _Shortened:
                 yield event
 
 
+@embedded_only
 async def test_a_journal_without_its_first_events_is_refused(setting: EngineSetting, store: Store) -> None:
     """N25: no state follows from a part of the events; the record stays as it is."""
     bank = bank_engine(setting.name())

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
 
 from headrace.engine import Engine, SagaContext, saga
@@ -113,6 +113,7 @@ async def test_the_command_of_an_event_arrives_at_its_aggregate(setting: EngineS
     assert (record.version, [each.id.startswith("mirrored/") for each in record.ids]) == (1, [True])
 
 
+@embedded_only
 async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting: EngineSetting) -> None:
     """N39: its partition of the journal waits for it; with dead letters it goes on after three attempts."""
     name = setting.name()
@@ -201,6 +202,7 @@ async def test_a_command_that_a_saga_sends_too_late_is_refused(setting: EngineSe
         await late[0]
 
 
+@embedded_only
 async def test_a_saga_gets_old_events_as_upcasters_make_them(setting: EngineSetting) -> None:
     """One stored event that becomes several leads to a command for each, with ids of their own."""
     bank, mirror = mirror_of(setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -197,11 +197,11 @@ class KeyspaceClient:
         `decode_at_once` has the value. Does not promise other tasks a turn: a loop over it lets nobody else run.
         """
         opened = self._states.get(state)
-        if opened is None or self._local is None:
+        if opened is None:
             return None
         routing, data = opened.keys.encode_routed(key)
         place = self._route.served(routing)
-        found = None if place is None else self._local.read_at_once(*place, state, data)
+        found = None if place is None else self._copies.read_at_once(*place, state, data)
         return found if found is not None and is_prepared(opened.values, found.data) else None
 
     def decode_at_once(self, state: str, data: bytes) -> Any:  # noqa: ANN401

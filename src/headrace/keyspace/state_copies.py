@@ -84,6 +84,10 @@ class StateCopies:
                 return _reads.decode(answer)
         return _reads.decode(await self._route.ask(routing, payload, is_read=True, timeout_s=timeout_s))
 
+    def read_at_once(self, group: str, partition: int, state: str, key: bytes) -> CommittedValue | None:
+        """Return a value that this process owns; None if it owns none, or has to wait for something."""
+        return None if self._local is None else self._local.read_at_once(group, partition, state, key)
+
     async def page(
         self,
         opened: OpenState,
