@@ -55,7 +55,6 @@ SECONDS: dict[str, float] = {
     "tests/log/kafka/test_kafka_conformance.py": 50,
     "tests/services/test_cli.py": 50,
     "tests/tags/test_embedded.py": 50,
-    "tests/testing/test_plugin.py": 50,
     "tests/log/kafka/test_faults.py": 45,
     "tests/outbox/test_faults.py": 45,
     "tests/cluster/test_coordinators.py": 40,
