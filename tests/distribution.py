@@ -51,7 +51,7 @@ SECONDS: dict[str, float] = {
     "tests/outbox/test_kills.py": 60,
     "tests/pipeline/test_large.py": 60,
     "tests/pipeline/test_replication.py": 60,
-    "tests/log/kafka/test_clusters.py": 50,
+    "tests/log/kafka/test_clusters.py": 45,
     "tests/log/kafka/test_kafka_conformance.py": 50,
     "tests/services/test_cli.py": 50,
     "tests/tags/test_embedded.py": 50,
@@ -80,7 +80,6 @@ SECONDS: dict[str, float] = {
     "tests/serde/test_registries.py": 25,
     "tests/services/test_orphans.py": 25,
     "tests/state/test_simulation.py": 25,
-    "tests/tags/test_catching_up.py": 25,
     "tests/benchmarks/test_command.py": 20,
     "tests/browser/test_console.py": 20,
     "tests/cli/test_console.py": 20,
@@ -92,7 +91,6 @@ SECONDS: dict[str, float] = {
     "tests/pipeline/test_operators.py": 20,
     "tests/pipeline/test_tag_audit.py": 20,
     "tests/projection/test_simulation.py": 20,
-    "tests/services/test_running.py": 20,
 }
 # How long a test takes in a file that is not named above.
 SECONDS_OF_A_TEST = 0.1
