@@ -107,7 +107,7 @@ class Tier:
         """Replicate without Spark, for tests of what comes after: a query takes Spark seconds to begin."""
 
         async def work(log: Log, store: Store) -> None:
-            await replicate(log, store, topic, views=await tag_writer_of(self.endpoints))
+            await replicate(log, store, topic, views=await tag_writer_of(self.endpoints, with_log=True))
 
         self.on(work)
 

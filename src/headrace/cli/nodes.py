@@ -62,7 +62,7 @@ def run(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a node until it is stopped. It says when every partition has an owner.
+    """Run a node until it is stopped. At the start it prints what it serves, and which partitions have no owner yet.
 
     With --http the gateway runs inside the node, on the same connection, with the console at /console.
 
