@@ -283,6 +283,17 @@ def collections() -> list[dict[str, Any]]:
             "after": {"0": "t:1", "1": "t:1"},
         },
         {
+            "about": "a key that moves when partitions become fewer does not vanish in between",
+            "steps": [
+                *[begin(0, 1, 2), reset(0), reset(1), reset(2), pairs(0, a=1), pairs(2, b=2)],
+                *[ready(0, 1), ready(1, 1), ready(2, 1)],
+                *[begin(0, 1), reset(0), pairs(0, a=1), ready(0, 2), reset(1), pairs(1, b=2), ready(1, 2)],
+            ],
+            "changes": seen,
+            "entries": {"a": 1, "b": 2},
+            "after": {"0": "t:2", "1": "t:2"},
+        },
+        {
             "about": "partitions that are no more take their keys with them",
             "steps": [
                 *[begin(0, 1), reset(0), reset(1), pairs(0, a=1), pairs(1, b=2), ready(0, 1), ready(1, 1)],

@@ -23,6 +23,8 @@ export interface HeadraceOptions {
   /** A token, or a function that returns a fresh one whenever one is needed. */
   token?: string | (() => string | undefined | Promise<string | undefined>);
   backoff?: BackoffOptions;
+  /** How long nothing may come before a connection counts as lost: 20 s for the socket, which is asked first, 60 s for streams. */
+  silenceMs?: number;
   onStatus?: (status: Status) => void;
   fetch?: typeof globalThis.fetch;
   WebSocket?: typeof globalThis.WebSocket;
@@ -233,4 +235,5 @@ export function askSchema(schemaId: number): Uint8Array;
 export function frameValue(schemaId: number, body: Uint8Array): Uint8Array;
 export function serverEvents(
   body: ReadableStream<Uint8Array>,
+  silenceMs?: number,
 ): AsyncGenerator<{ id: string | undefined; event: string; data: string }, void>;

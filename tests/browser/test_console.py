@@ -165,6 +165,26 @@ async def test_what_users_wrote_is_text_and_nothing_leaves_the_origin(
     assert await page.errors() == []
 
 
+async def test_a_journal_is_shown_without_gaps_and_as_it_is_now(browser_page: BrowserPage, market: Market) -> None:
+    """G15: older events that could not be read are read by the next click; those of a purged journal are not shown."""
+    page = browser_page
+    journal = market.hr.journal("shops")
+    await journal.append("long", [Event(number, f"old {number}") for number in range(1, 61)])
+    await visit(page, market, "journals/shops/long")
+    await sees(page, "old 60", ".event pre")
+    await page.run("await page.route('**/shops/long?from=1&*', (each) => each.abort(), { times: 1 })")
+    click = "await page.getByRole('button', {name: 'Older events'}).click()"
+    await page.run(click)
+    await sees(page, "Older events can't be shown", ".notice")
+    await page.run(click)
+    await page.run("await page.locator('.event').nth(59).waitFor()")
+    assert await page.run("return await page.locator('.event').count()") == 60
+    await journal.purge("long")
+    await journal.append("long", [Event(number, f"new {number}") for number in range(1, 61)])
+    await sees(page, "new 60", ".event pre")
+    assert await page.run("return await page.locator('.event').filter({hasText: 'old'}).count()") == 0
+
+
 async def test_a_dead_message_is_purged_by_keyboard(browser_page: BrowserPage, market: Market) -> None:
     """A part is opened by its number, a button asks first, and Escape does nothing; then the message is gone."""
     page = browser_page

@@ -14,7 +14,8 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.browser.packages import NodePackages
 from tests.browser.pages import Browser, BrowserPage
-from tests.clients.market import Accounts, Sums, free_port, gateway_of, purses, settings_of
+from tests.clients.market import Sums, free_port, gateway_of, settings_of
+from tests.gateway.market import Accounts, purses
 from tests.gateway.test_security import Issuer, jwks_of
 
 from headrace.app import Headrace, connect
@@ -93,6 +94,55 @@ async def serving_also(hr: Headrace, **gateway: Any) -> AsyncIterator[str]:
         hr.settings = before
     async with serving(app, settings) as running:
         yield running.url
+
+
+class Relay:
+    """A way to the gateway that can be made silent: what is open stays open, and nothing comes through any more."""
+
+    def __init__(self, url: str) -> None:
+        self._host, port = url.removeprefix("http://").split(":")
+        self._port = int(port)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+        self.opened = 0
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.silence()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+
+    def silence(self) -> None:
+        """Let nothing through on the connections that there are; new ones work."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        there = await asyncio.open_connection(self._host, self._port)
+        self._writers += [writer, there[1]]
+        for source, target in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._copy(source, target))
+            self._tasks.add(task)
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.close()
 
 
 def new_issuer(folder: Path) -> Issuer:

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from tests.browser.fixtures import RunNode
 from tests.browser.packages import NodePackages
-from tests.clients.conftest import Market, NodeProgram, new_issuer, serving_also
-from tests.clients.market import Account, Add, Deposit
+from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, serving_also
+from tests.clients.market import Add
+from tests.gateway.market import Account, Deposit
+
+from headrace.model import Event
 
 # All tests here share the node's loop; the first run on a machine downloads Chromium.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -276,6 +279,108 @@ async def test_tokens_are_renewed_and_refusals_are_final(
         """
         token = issuer.token(exp=time.time() - 60)
         assert await node_program.evaluate(refused, {"url": url, "token": token}) == ["Problem", 401]
+
+
+async def test_a_connection_that_ended_without_a_word_is_opened_again(
+    market: Market, node_program: NodeProgram
+) -> None:
+    """G8: where nothing comes through any more, the client notices and resumes, with sockets and with streams."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg, { backoff: { firstMs: 10, limitMs: 50 }, silenceMs: 150 });
+    const found = { changes: [], events: [] };
+    const balances = hr.state("accounts", "balances");
+    (async () => {
+      for await (const { value } of balances.subscribe("silent")) found.changes.push(value && value.data.balance);
+    })();
+    (async () => { for await (const { payload } of hr.events(["silent"])) found.events.push(payload); })();
+    globalThis.silent = { hr, found };
+    """
+    orders = market.hr.journal("orders")
+    await orders.append("silent", [Event(1, 1, tags=("silent",))])
+    async with serving_also(market.hr, heartbeat_s=0.05) as url, Relay(url) as relay:
+        await node_program.evaluate(code, relay.url)
+        found = "return globalThis.silent.found"
+        await until(node_program.evaluate, found, {"changes": [None], "events": [1]})
+        relay.silence()
+        await market.accounts.put("balances", "silent", Account("ann", 1))
+        await orders.append("silent", [Event(2, 2, tags=("silent",))])
+        await until(node_program.evaluate, found, {"changes": [None, 1], "events": [1, 2]})
+        opened = relay.opened
+        await asyncio.sleep(0.5)
+        assert relay.opened == opened  # a gateway that answers is not left
+        await node_program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_events_go_on_with_a_new_token_whatever_they_hold(
+    market: Market, node_program: NodeProgram, tmp_path: Path
+) -> None:
+    """G10: a stream whose token ends is resumed with a new one; characters that end lines elsewhere end none here."""
+    code = """
+    const tokens = [...arg.tokens];
+    const token = () => (tokens.length > 1 ? tokens.shift() : tokens[0]);
+    const hr = new globalThis.headrace.GatewayClient(arg.url, { token, backoff: { firstMs: 10, limitMs: 50 } });
+    const found = [];
+    for await (const { payload } of hr.events(["renewed"])) {
+      found.push(payload);
+      if (found.length === 2) return [found, tokens.length];
+    }
+    """
+    payload = "a\u2028b\u2029c\x85d\re"
+    orders = market.hr.journal("orders")
+    await orders.append("renewed", [Event(1, payload, tags=("renewed",))])
+    issuer = new_issuer(tmp_path)
+    grants = {"alice": ["read tag/*", "read topic/*"]}
+    async with serving_also(market.hr, jwt=issuer.settings(), grants=grants) as url:
+        tokens = [issuer.token(exp=time.time() + 1.2), issuer.token(exp=time.time() + 3600)]
+        evaluating = asyncio.create_task(node_program.evaluate(code, {"url": url, "tokens": tokens}))
+        await asyncio.sleep(1.5)
+        await orders.append("renewed", [Event(2, "later", tags=("renewed",))])
+        assert await evaluating == [[payload, "later"], 1]
+
+
+async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market, node_program: NodeProgram) -> None:
+    """G11: what JSON or a path lacks is refused where it is asked for, and what can't be applied ends itself alone."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg, { backoff: { firstMs: 10, limitMs: 50 } });
+    const balances = hr.state("accounts", "balances");
+    const bystander = balances.subscribe("js-bystander")[Symbol.asyncIterator]();
+    const refused = [];
+    const attempts = [
+      () => balances.subscribe("\\ud800"), () => balances.collect({ prefix: 7n }), () => balances.get(".."),
+      () => balances.get(""), () => hr.journal("orders").pointer("."),
+      () => hr.publish("accounts", "Deposit", { id: "\\ud800", amount: 1 }),
+      () => hr.publish("accounts", "Deposit", { id: "x", amount: 1n }),
+    ];
+    for (const attempt of attempts) {
+      try { await attempt(); refused.push(null); } catch (error) { refused.push(error.name); }
+    }
+    await bystander.next();
+    const applyDelta = () => { throw new RangeError("of the program"); };
+    const totals = hr.state("sums", "totals");
+    const deltas = totals.subscribe("js-poison", { deltas: true, applyDelta })[Symbol.asyncIterator]();
+    await deltas.next();
+    await hr.publish("sums", "Add", { id: "js-poison", by: 1 });
+    refused.push(await deltas.next().catch((error) => error.name));
+    await hr.publish("accounts", "Deposit", { id: "js-bystander", amount: 3 });
+    const { value } = await bystander.next();
+    hr.close();
+    return [refused, value.value.data.balance];
+    """
+    found = await node_program.evaluate(code, market.gateway.url)
+    assert found == [["TypeError"] * 7 + ["RangeError"], 3]
+
+
+async def test_messages_that_come_too_fast_are_sent_again(market: Market, node_program: NodeProgram) -> None:
+    """G11: a message that is refused because of its sender's rate is no lost one: it is handled a little later."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg, { backoff: { firstMs: 10, limitMs: 100 } });
+    const sent = Array.from({ length: 8 }, () => hr.publish("accounts", "Deposit", { id: "js-fast", amount: 1 }));
+    const replies = (await Promise.all(sent)).map((each) => each.data.balance);
+    hr.close();
+    return replies.sort();
+    """
+    async with serving_also(market.hr, requests_per_s=20, burst=3) as url:
+        assert await node_program.evaluate(code, url) == list(range(1, 9))
 
 
 async def test_the_types_fit_their_use_and_their_module(

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from tests.clients.conftest import Market, new_issuer, serving_also
-from tests.clients.market import Account, Add, Deposit
+from tests.clients.market import Add
+from tests.gateway.market import Account, Deposit
 
 from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
+from headrace.client.connection import ConnectionOptions, Retries, SocketEnd
 from headrace.client.requests import problem_error, server_events
-from headrace.errors import GatewayRefused, GatewayUnavailable, NotReadable, SocketRefused
+from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, NotReadable, SocketRefused
+from headrace.model import Event
 from headrace.runtime import Backoff
 from headrace.serde import HEADER_BYTES, GenericCodec, Schema
 
@@ -201,6 +204,171 @@ async def test_tokens_are_renewed_and_refusals_are_final(market: Market, tmp_pat
         async with GatewayClient(url, token=issuer.token(exp=time.time() - 60), backoff=QUICK) as client:
             with pytest.raises(GatewayRefused, match="401"):
                 await anext(client.state("accounts", "balances").subscribe("renewed"))
+
+
+async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market) -> None:
+    """G11: a message or key that JSON lacks, a wrong type, or a delta that can't be applied: other keys go on."""
+
+    def unusable(total: Any, more: Any) -> Any:
+        raise LookupError("of the program")
+
+    async with GatewayClient(market.gateway.url, backoff=QUICK) as client, asyncio.timeout(20):
+        balances = client.state("accounts", "balances")
+        bystander = balances.subscribe("bystander")
+        for amount in (float("nan"), object(), "\ud800"):
+            with pytest.raises(BadArgument, match="JSON"):
+                await client.publish("accounts", "Deposit", {"id": "x", "amount": amount})
+        assert (await anext(bystander)).value is None
+        with pytest.raises(BadArgument, match="JSON"):
+            balances.subscribe("\ud800")
+        with pytest.raises(BadArgument, match="after"):
+            balances.subscribe("x", after=5)  # type: ignore[arg-type]
+        with pytest.raises(GatewayRefused, match="400"):
+            await anext(client.state("accounts", 7).subscribe("x"))  # type: ignore[arg-type]
+        with pytest.raises(GatewayRefused, match="400"):
+            await client.publish("accounts", 7, {})  # type: ignore[arg-type]
+        deltas = client.state("sums", "totals").subscribe("poison", deltas=True, apply_delta=unusable)
+        await anext(deltas)
+        await market.sums.ask(Add("poison", 1))
+        with pytest.raises(LookupError, match="of the program"):
+            await anext(deltas)
+        await market.accounts.ask(Deposit("bystander", 3))
+        assert balance((await anext(bystander)).value) == 3
+
+
+async def test_a_place_that_the_log_has_not_come_to_is_a_gap(market: Market) -> None:
+    """G13: after an offset beyond the log's end, as of a log that was restored, the present value comes as lagged."""
+    async with GatewayClient(market.gateway.url, backoff=QUICK) as client, asyncio.timeout(20):
+        balances = client.state("accounts", "balances")
+        topic_id, _, offset = (await anext(balances.subscribe("beyond"))).offset.rpartition(":")
+        changes = balances.subscribe("beyond", after=f"{topic_id}:{int(offset) + 1000}")
+        first = await anext(changes)
+        assert (first.value, first.is_lagged, first.is_present) == (None, True, True)
+        await market.accounts.ask(Deposit("beyond", 3))
+        assert balance((await anext(changes)).value) == 3
+        with pytest.raises(GatewayRefused, match="400"):
+            await anext(balances.subscribe("beyond", after=f"{topic_id}:{'9' * 5000}"))
+
+
+async def test_messages_that_come_too_fast_are_sent_again(market: Market) -> None:
+    """G11: a message that is refused because of its sender's rate is no lost one: it is handled a little later."""
+    async with (
+        asyncio.timeout(20),
+        serving_also(market.hr, requests_per_s=20, burst=3) as url,
+        GatewayClient(url, backoff=QUICK) as client,
+    ):
+        sent = [client.publish("accounts", "Deposit", {"id": "fast", "amount": 1}) for _ in range(8)]
+        assert sorted(balance(reply) for reply in await asyncio.gather(*sent)) == list(range(1, 9))
+
+
+async def test_a_caller_without_a_grant_for_schemas_reads_deltas(market: Market, tmp_path: Path) -> None:
+    """G10: who may read a keyspace may ask for the schemas of its values and of its deltas."""
+    issuer = new_issuer(tmp_path)
+    async with (
+        asyncio.timeout(20),
+        serving_also(market.hr, jwt=issuer.settings(), grants={"alice": ["read keyspace/sums"]}) as url,
+        GatewayClient(url, token=issuer.token(), backoff=QUICK) as client,
+    ):
+        changes = client.state("sums", "totals").subscribe("granted", format="avro", deltas=True)
+        assert (await anext(changes)).value is None
+        await market.sums.ask(Add("granted", 4))
+        assert (await anext(changes)).delta["data"] == {"by": 4}
+
+
+async def test_events_go_on_with_a_new_token_whatever_they_hold(market: Market, tmp_path: Path) -> None:
+    """G10: a stream whose token ends is resumed with a new one; characters that end lines elsewhere end none here."""
+    issuer = new_issuer(tmp_path)
+    lifetimes, has_renewed = [3600.0, 1.2], asyncio.Event()
+
+    def token() -> str:
+        if len(lifetimes) == 1:
+            has_renewed.set()
+        return issuer.token(exp=time.time() + (lifetimes.pop() if len(lifetimes) > 1 else lifetimes[0]))
+
+    payload = "a\u2028b\u2029c\x85d\re\x0bf"
+    orders = market.hr.journal("orders")
+    await orders.append("lines", [Event(1, payload, tags=("lines",))])
+    grants = {"alice": ["read tag/*", "read topic/*"]}
+    async with serving_also(market.hr, jwt=issuer.settings(), grants=grants) as url, asyncio.timeout(20):
+        async with GatewayClient(url, token=token, backoff=QUICK) as client:
+            events = client.events(["lines"])
+            assert (await anext(events))["payload"] == payload
+            later = asyncio.ensure_future(anext(events))
+            await has_renewed.wait()
+            await orders.append("lines", [Event(2, "later", tags=("lines",))])
+            assert (await later)["payload"] == "later"
+            await events.aclose()  # type: ignore[attr-defined]
+        async with GatewayClient(url, token="wrong", backoff=QUICK) as client:
+            with pytest.raises(GatewayRefused, match="401"):
+                await anext(client.events(["lines"]))
+
+
+async def test_tokens_that_were_refused_are_counted_alone() -> None:
+    """G10: however long the gateway was away, three tokens of a function may be refused before that is an error."""
+
+    async def refused() -> GatewayRefused:
+        return GatewayRefused(401, "expired", {})
+
+    async def token() -> str:
+        return "t"
+
+    options = ConnectionOptions("ws://x", token, True, refused, problem_error, QUICK, None)
+    retries = Retries(Backoff(first_s=0, limit_s=0))
+    for _ in range(20):
+        await retries.wait(0.0)
+    ended = SocketEnd(False, 1006, "")
+    found = [await options.refusal(ended, retries) for _ in range(4)]
+    assert [each is None for each in found] == [True, True, True, False]
+
+
+async def test_a_socket_that_is_lost_at_once_is_waited_for_longer() -> None:
+    """G9: pauses double also where the gateway takes each connection and drops it; a longer life begins anew."""
+    waited: list[float] = []
+    retries = Retries(Backoff(first_s=0.001, limit_s=1, jitter=0))
+    for open_s in (5.0, 0.0005, 0.0005, 0.0005, 30.0):
+        await retries.wait(open_s)
+        waited.append(retries._delay_s * 1000)
+    assert waited == [1, 2, 4, 8, 1]
+
+
+async def test_a_stream_without_a_sign_of_life_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G8: a connection whose other end is gone without a word is not waited for."""
+    monkeypatch.setattr("headrace.client.requests._SILENCE_S", 0.05)
+    opened = asyncio.Queue[bool]()
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: alive\n\n")
+        opened.put_nowait(True)
+        await gone.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with GatewayClient(f"http://{host}:{port}", backoff=QUICK) as client, asyncio.timeout(20):
+        reading = asyncio.ensure_future(anext(client.events(["x"])))
+        assert [await opened.get() for _ in range(2)] == [True, True]
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    gone.set()
+    server.close()
+
+
+async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
+    """G4: a key or an id of dots alone is that key, not the way to another one; an empty one is refused here."""
+    async with GatewayClient(market.gateway.url) as client:
+        balances, orders = client.state("accounts", "balances"), client.journal("orders")
+        await orders.append("pointer", [{"payload": "of the journal with this name"}])
+        for key in (".", "..", "..."):
+            await balances.put(key, {"owner": "dot", "balance": len(key)})
+            found = await balances.get(key)
+            assert found is not None
+            assert balance(found.value) == len(key)
+            assert await orders.pointer(key) is None
+        for key in ("", "\ud800"):
+            with pytest.raises(BadArgument):
+                await balances.get(key)
 
 
 async def test_the_client_reads_the_vectors() -> None:

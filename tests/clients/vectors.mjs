@@ -123,4 +123,8 @@ const expected = [{ id: "7", event: "x", data: "{\nü}" }, { id: undefined, even
 for (const end of ["\n", "\r\n", "\r"]) {
   for (const size of [1, 2, 3, 1000]) assert.deepEqual(await events(lines.join(end), size), expected);
 }
+// Characters that end lines of text elsewhere end none here.
+assert.deepEqual(await events("id: 1\ndata: a\u2028b\u2029c\u0085d\n\n", 1000), [{ id: "1", event: "message", data: "a\u2028b\u2029c\u0085d" }]);
+// A stream on which nothing comes ends, to be opened again.
+assert.deepEqual(await Array.fromAsync(serverEvents(new ReadableStream({}), 10)), []);
 console.log("ok");

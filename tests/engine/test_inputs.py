@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as some
 from sqlalchemy import create_engine
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, bank_engine
 
 from headrace.cluster import batch_of
@@ -63,23 +63,24 @@ async def values_of(setting: EngineSetting, topic: str) -> list[Any]:
 
 async def test_commands_of_a_topic_are_done_once_with_their_place_in_the_same_batch(setting: EngineSetting) -> None:
     """N39: a rejected one moves on too, replies go where they are asked for, all in one transaction."""
-    await setting.log.admin.create("replies", partitions=1, config=TopicConfig())
-    bank = topic_bank(setting, outputs=["replies"])
+    answers = setting.name()
+    await setting.log.admin.create(answers, partitions=1, config=TopicConfig())
+    bank = topic_bank(setting, outputs=[answers])
     topic = str(bank.command_topic)
     node = await setting.owner(bank)
     await write(
         setting,
         [
-            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x", correlation_id="c-1"),
-            command(topic, "a", {"amount": 50}, "Withdraw", reply_to="replies"),
+            command(topic, "a", {"amount": 5}, reply_to=answers, command_id="x", correlation_id="c-1"),
+            command(topic, "a", {"amount": 50}, "Withdraw", reply_to=answers),
             command(topic, "b", {"amount": 7}),
-            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x"),
+            command(topic, "a", {"amount": 5}, reply_to=answers, command_id="x"),
         ],
     )
     place = await until_read(node, 4)
     assert (place.done, place.attempts) == ((), 0)
     assert await setting.payloads(bank) == [{"amount": 5}, {"amount": 7}]
-    replies = await setting.records("replies")
+    replies = await setting.records(answers)
     done, rejected, again = (msgspec.json.decode(each.value or b"") for each in replies)
     assert (done["outcome"], done["version"], done["events"]) == (
         "success",
@@ -147,7 +148,8 @@ async def test_an_owner_that_crashes_around_a_commit_leaves_each_command_once(
 
 async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: EngineSetting) -> None:
     """N39: what is done behind it is listed in the place, and is not done again by the next owner."""
-    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="slow")
+    topic = setting.name()
+    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
     may_go = asyncio.Event()
 
     @bank.command
@@ -161,17 +163,17 @@ async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: Eng
         return (count or 0) + event.amount
 
     node = await setting.owner(bank)
-    await until_read(node, 0, "slow")
-    await write(setting, [command("slow", "a", {"amount": 0}), command("slow", "b", {"amount": 1})])
+    await until_read(node, 0)
+    await write(setting, [command(topic, "a", {"amount": 0}), command(topic, "b", {"amount": 1})])
 
     async def is_listed() -> bool:
-        place = decode_place(node.partition._replica.reserved(input_key("slow", 0)))
+        place = decode_place(node.partition._replica.reserved(input_key(topic, 0)))
         return place is not None and place.done == ((1, 2),)
 
     await eventually(is_listed, every_s=0.005, what="the second command")
     node = await setting.fails_over(node, "n2")
     may_go.set()
-    await until_read(node, 2, "slow")
+    await until_read(node, 2)
     assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 0}]
 
 
@@ -212,9 +214,11 @@ async def test_records_that_are_no_commands_are_dead_letters(setting: EngineSett
         assert words in reasons[offset]
 
 
+@embedded_only
 async def test_a_command_that_ends_its_process_is_a_dead_letter_after_three_deaths(setting: EngineSetting) -> None:
     """N37, N39: owners that get no further are counted in the log; the record is tried alone, then set aside."""
-    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="deadly")
+    topic = setting.name()
+    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
     deaths = asyncio.Event()
 
     @bank.command
@@ -231,15 +235,15 @@ async def test_a_command_that_ends_its_process_is_a_dead_letter_after_three_deat
     node = await setting.owner(bank)
     await node.stop()
     setting.nodes.clear()
-    await write(setting, [command("deadly", "a", {"amount": 0}), command("deadly", "a", {"amount": 1})])
+    await write(setting, [command(topic, "a", {"amount": 0}), command(topic, "a", {"amount": 1})])
     node = await setting.owner(bank, "n1")
     for death in range(3):
         await asyncio.wait_for(deaths.wait(), 20)
         deaths.clear()
         node = await setting.fails_over(node, f"n{death + 2}")
-    await until_read(node, 2, "deadly")
+    await until_read(node, 2)
     assert await setting.payloads(bank) == [{"amount": 1}]
-    (letter,) = await setting.records("deadly.dead-letters")
+    (letter,) = await setting.records(f"{topic}.dead-letters")
     assert b"ended 3 times" in (dict(letter.headers)["headrace.error"] or b"")
 
 
@@ -269,6 +273,7 @@ async def test_a_topic_of_others_is_read_whatever_its_keys_and_partitions_are() 
         bank.commands_from("payments")
 
 
+@embedded_only
 async def test_a_message_of_the_outbox_is_a_command_with_the_message_id_as_command_id(
     setting: EngineSetting, tmp_path: Path
 ) -> None:
@@ -298,17 +303,18 @@ async def test_a_message_of_the_outbox_is_a_command_with_the_message_id_as_comma
 
 async def test_an_input_that_begins_with_the_latest_record_remembers_where_that_was(setting: EngineSetting) -> None:
     """N39: what was there before the first owner is not read; what came while nobody owned the partition is."""
-    await setting.log.admin.create("news", partitions=1, config=TopicConfig())
-    await write(setting, [command("news", "a", {"amount": 1})])
+    news = setting.name()
+    await setting.log.admin.create(news, partitions=1, config=TopicConfig())
+    await write(setting, [command(news, "a", {"amount": 1})])
     bank = bank_engine(setting.name())
-    bank.commands_from("news", start="latest")
+    bank.commands_from(news, start="latest")
     node = await setting.owner(bank)
-    await until_read(node, 1, "news")
+    await until_read(node, 1, news)
     await node.stop()
     setting.nodes.clear()
-    await write(setting, [command("news", "a", {"amount": 2})])
+    await write(setting, [command(news, "a", {"amount": 2})])
     node = await setting.owner(bank, "n2")
-    await until_read(node, 2, "news")
+    await until_read(node, 2, news)
     assert await setting.payloads(bank) == [{"amount": 2}]
 
 
@@ -317,27 +323,29 @@ async def test_a_topic_that_was_made_again_is_read_from_its_start_and_lost_recor
 ) -> None:
     """N39: an offset of the old topic says nothing about the new one; what retention removed does not stop the rest."""
     bank = bank_engine(setting.name())
-    bank.commands_from("again")
-    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
-    await write(setting, [command("again", "a", {"amount": n}) for n in (1, 2)])
+    again = setting.name()
+    bank.commands_from(again)
+    await setting.log.admin.create(again, partitions=1, config=TopicConfig())
+    await write(setting, [command(again, "a", {"amount": n}) for n in (1, 2)])
     node = await setting.owner(bank)
-    await until_read(node, 2, "again")
+    await until_read(node, 2, again)
     await node.stop()
     setting.nodes.clear()
-    await setting.log.admin.delete("again")
-    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
-    await write(setting, [command("again", "a", {"amount": n}) for n in (3, 4, 5)])
-    await setting.log.retention.truncate(TopicPartition("again", 0), before=1)
+    await setting.log.admin.delete(again)
+    await setting.log.admin.create(again, partitions=1, config=TopicConfig())
+    await write(setting, [command(again, "a", {"amount": n}) for n in (3, 4, 5)])
+    await setting.log.retention.truncate(TopicPartition(again, 0), before=1)
     node = await setting.owner(bank, "n2")
-    await until_read(node, 3, "again")
+    await until_read(node, 3, again)
     assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 4, 5)]
 
 
 async def test_a_command_topic_has_as_many_partitions_as_its_engine(setting: EngineSetting) -> None:
     """N39: one with another number is refused, with the way to read it all the same."""
-    await setting.log.admin.create("orders", partitions=2, config=TopicConfig())
+    orders = setting.name()
+    await setting.log.admin.create(orders, partitions=2, config=TopicConfig())
     with pytest.raises(WrongEngineTopic, match="commands_from"):
-        await setting.node(bank_engine(setting.name(), command_topic="orders"))
+        await setting.node(bank_engine(setting.name(), command_topic=orders))
     setting.nodes.clear()
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
 
 from headrace.engine import Engine, SagaContext, saga
 from headrace.engine.places import decode_place, saga_key
-from headrace.errors import BadArgument, UnknownCommand
+from headrace.errors import BadArgument, ContextEnded, UnknownCommand
 from headrace.model import StoredEvent
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -113,6 +113,7 @@ async def test_the_command_of_an_event_arrives_at_its_aggregate(setting: EngineS
     assert (record.version, [each.id.startswith("mirrored/") for each in record.ids]) == (1, [True])
 
 
+@embedded_only
 async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting: EngineSetting) -> None:
     """N39: its partition of the journal waits for it; with dead letters it goes on after three attempts."""
     name = setting.name()
@@ -176,6 +177,32 @@ def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
         context.records()
 
 
+async def test_a_command_that_a_saga_sends_too_late_is_refused(setting: EngineSetting) -> None:
+    """N39: a task that the function left running can't send: what it sent would be in no transaction."""
+    name = setting.name()
+    bank, mirror = bank_engine(name), bank_engine(f"{name}-mirror", command_topic=f"{name}-mirror-commands")
+    late: list[asyncio.Task[None]] = []
+
+    @saga(of=bank)
+    async def hasty(event: Deposited, context: SagaContext) -> None:
+        async def send() -> None:
+            await asyncio.sleep(0.01)
+            context.send(mirror, "a", Deposit(event.amount))
+
+        late.append(asyncio.create_task(send()))
+
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+
+    async def has_run() -> bool:
+        return bool(late)
+
+    await eventually(has_run, every_s=0.005, what="the saga")
+    with pytest.raises(ContextEnded, match=r"context\.send comes after the saga"):
+        await late[0]
+
+
+@embedded_only
 async def test_a_saga_gets_old_events_as_upcasters_make_them(setting: EngineSetting) -> None:
     """One stored event that becomes several leads to a command for each, with ids of their own."""
     bank, mirror = mirror_of(setting)

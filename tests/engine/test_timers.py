@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 
 from headrace.cluster import batch_of
 from headrace.engine import (
@@ -171,6 +171,7 @@ async def test_an_owner_that_dies_after_firing_leaves_nothing_to_fire(
     assert await notes_of(node) == ["set", "rang"]
 
 
+@embedded_only
 async def test_a_timer_that_was_cancelled_or_replaced_does_not_fire(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -209,6 +210,7 @@ async def test_an_aggregate_that_is_gone_takes_its_timers_along(
     assert (await node.record("a")).timers == ()  # type: ignore[union-attr]
 
 
+@embedded_only
 async def test_a_clock_that_is_put_back_neither_fires_early_nor_holds_timers_up(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -227,6 +229,7 @@ async def test_a_clock_that_is_put_back_neither_fires_early_nor_holds_timers_up(
     await until(node, lambda notes: "rang" in notes, "b")
 
 
+@embedded_only
 async def test_many_due_timers_fire_some_at_a_time_and_commands_are_handled_between_them(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -273,6 +276,7 @@ async def test_many_due_timers_fire_some_at_a_time_and_commands_are_handled_betw
     assert most[0] == 100
 
 
+@embedded_only
 async def test_a_timer_whose_command_is_rejected_or_fails_is_over(setting: EngineSetting, clock: SettableClock) -> None:
     """N40: it is not tried again, and the next one fires."""
     engine = clock_engine(setting.name())
@@ -284,6 +288,7 @@ async def test_a_timer_whose_command_is_rejected_or_fails_is_over(setting: Engin
     assert (await node.record("a")).timers == ()  # type: ignore[union-attr]
 
 
+@embedded_only
 async def test_a_timer_that_ends_its_process_is_put_off_after_three_deaths(
     setting: EngineSetting, clock: SettableClock
 ) -> None:

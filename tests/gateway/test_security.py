@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hmac
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from tests.gateway.conftest import NewClient, settings_with
 
-from headrace.access import GrantBook, JsonWebKeys, parse_grant
+from headrace.access import GrantBook, JsonWebKeys, Tokens, parse_grant
 from headrace.app import Headrace
 from headrace.config import GatewayJwtSettings
 from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unauthenticated, Unreachable
@@ -196,6 +197,57 @@ async def test_keys_are_fetched_from_an_address(issuer: Issuer) -> None:
         for now_s[0] in (1.5, 2.0):
             assert await keys.key("k1")
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ncut off",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n[1]",
+        None,
+    ],
+)
+async def test_the_last_keys_stay_whatever_is_answered_instead(issuer: Issuer, answer: bytes | None) -> None:
+    """G10: an answer that is no HTTP, no keys, cut off, or comes in drops harms no caller whose key is known."""
+    good = b"HTTP/1.1 200 OK\r\n\r\n" + issuer.file.read_bytes()
+    answers, now_s, is_over = [good, answer], [0.0], asyncio.Event()
+    handled: list[asyncio.Task[Any]] = []
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handled.extend(each for each in (asyncio.current_task(),) if each is not None)
+        await reader.readuntil(b"\r\n\r\n")
+        found = answers.pop(0)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" if found is None else found)
+        with contextlib.suppress(ConnectionError):
+            while found is None and not is_over.is_set():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    where = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
+    keys = JsonWebKeys(GatewayJwtSettings(jwks=where, timeout_s=0.5), now_s=lambda: now_s[0])
+    async with asyncio.timeout(3):
+        assert await keys.key("k1")
+        now_s[0] = 1000.0
+        assert await keys.key("k1")
+    assert answers == []
+    is_over.set()
+    server.close()
+    await asyncio.gather(*handled)
+
+
+async def test_the_leeway_holds_for_streams_as_for_requests(issuer: Issuer) -> None:
+    """G10: a token that is accepted within the leeway ends with it; one without an end has one that can be shown."""
+    tokens = Tokens(GatewayJwtSettings.model_validate(issuer.settings(leeway_s=30)))
+    end_s = int(time.time()) - 10
+    assert (await tokens.facts(issuer.token(exp=end_s))).expires_s == end_s + 30
+    assert (await tokens.facts(issuer.token(exp=10**400))).expires_s < 1e12
 
 
 async def test_a_body_is_read_only_for_callers_that_may_send_it(new_client: NewClient) -> None:

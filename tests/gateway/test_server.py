@@ -117,6 +117,54 @@ async def test_what_is_no_http_is_refused(serve: Serve) -> None:
     assert refused("malformed") == before + len(wrong)
 
 
+async def test_headers_behind_a_body_say_nothing(serve: Serve) -> None:
+    """G11: what stands behind a body in chunks is no header of the request, and there may not be much of it."""
+    chunked = b"POST /journals/accounts/t HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    body = b'1a\r\n{"events":[{"payload":1}]}\r\n0\r\n'
+    async with serve(max_header_bytes=2048) as gateway:
+        async with connected(gateway) as (reader, writer):
+            writer.write(chunked + b"connection: close\r\n\r\n" + body)
+            writer.write(b"authorization: Bearer of-another\r\nx-request-id: late\r\n\r\n")
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 201")
+            assert b"late" not in answer
+        for endless in (b"x: y\r\n", b"y"):
+            async with connected(gateway) as (reader, writer):
+                writer.write(chunked + b"\r\n" + body + b"x-more: ")
+                await asyncio.sleep(0.01)
+                with contextlib.suppress(ConnectionError):
+                    for _ in range(20):
+                        writer.write(endless * 500)
+                        await writer.drain()
+                        await asyncio.sleep(0.001)
+                    assert (await answer_of(reader))[0] == 431
+        assert await is_alive(gateway)
+
+
+async def test_a_body_in_small_chunks_is_taken(serve: Serve) -> None:
+    """G11: what stands around the bytes of a body is bounded, but small chunks of a body are no attack."""
+    head = b"POST /journals/accounts/small HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    body = b'{"events":[{"payload":"' + b"x" * 2000 + b'"}]}'
+    async with serve(max_header_bytes=2048) as gateway, connected(gateway) as (reader, writer):
+        writer.write(head + b"connection: close\r\n\r\n")
+        for byte in body:
+            writer.write(b"0001\r\n" + bytes([byte]) + b"\r\n")
+        writer.write(b"0\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert (await reader.read()).startswith(b"HTTP/1.1 201")
+
+
+async def test_empty_lines_do_not_keep_a_connection(serve: Serve) -> None:
+    """G11: behind an answer, a head that consists of empty lines has no more time than others."""
+    async with serve(header_timeout_s=0.2) as gateway, connected(gateway) as (reader, writer):
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readuntil(b"up")
+        writer.write(b"\r\n")
+        async with asyncio.timeout(3):
+            assert b"408" in await reader.read()
+
+
 async def test_a_body_that_comes_too_slowly_meets_the_deadline(serve: Serve) -> None:
     """G3, G11: 503 when the deadline passes while the body is on its way; then the connection is closed."""
     async with serve(request_timeout_s=0.1) as gateway, connected(gateway) as (reader, writer):
@@ -127,7 +175,8 @@ async def test_a_body_that_comes_too_slowly_meets_the_deadline(serve: Serve) -> 
 
 async def test_bodies_that_come_slowly_take_nobodys_place(serve: Serve) -> None:
     """G11: a request is in flight when its body has come; those who dawdle do not keep others out."""
-    async with contextlib.AsyncExitStack() as slow, serve(max_requests_in_flight=1) as gateway:
+    # The slow ones leave first: the gateway would wait for them when it ends.
+    async with serve(max_requests_in_flight=1) as gateway, contextlib.AsyncExitStack() as slow:
         for path in ("/journals/accounts/a", "/journals/accounts/b"):
             _, writer = await slow.enter_async_context(connected(gateway))
             writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode())
@@ -214,6 +263,25 @@ async def test_the_gateway_speaks_tls(serve: Serve, tmp_path: Path) -> None:
         trusting.load_cert_chain(*authority.issue("client"))
         async with httpx.AsyncClient(verify=trusting) as known:
             assert (await known.get(f"{gateway.url}/health/live")).status_code == 200
+
+
+async def test_a_handshake_of_tls_has_no_longer_than_headers(serve: Serve, tmp_path: Path) -> None:
+    """G11: a client that connects and says nothing, or speaks no TLS, is left alone after a while; others go on."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    tls = {"certificate_location": str(certificate), "key_location": str(key)}
+    async with serve(tls=tls, header_timeout_s=0.3) as gateway:
+        for said in (b"", b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"):
+            host, port = gateway.url.removeprefix("https://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(said)
+            async with asyncio.timeout(5):
+                with contextlib.suppress(ConnectionResetError):
+                    assert b"HTTP" not in await reader.read()
+            writer.close()
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        async with httpx.AsyncClient(verify=trusting) as asked:
+            assert (await asked.get(f"{gateway.url}/health/live")).status_code == 200
 
 
 async def test_a_certificate_that_can_not_be_used_stops_the_start(serve: Serve, tmp_path: Path) -> None:

@@ -127,6 +127,26 @@ async def test_messages_to_one_key_are_handled_in_order(notebook: Notebook, monk
     assert await notebook.client.get("lines", "ordered") == Line(["first", "second", "third"])
 
 
+async def test_a_request_of_a_wrong_form_is_refused_alone(notebook: Notebook) -> None:
+    """G11: a wrong type or an unknown field is told to the request that has it; what has no number ends the socket."""
+    subscribe = {"op": "subscribe", "id": 2, "keyspace": "notes", "state": "lines", "key": "k"}
+    async with notebook.socket() as socket:
+        for frame, op, number in (
+            (publish(1, "x", message=7), "refused", 1),
+            (json.dumps({**subscribe, "after": 5}), "problem", 2),
+            (json.dumps({**subscribe, "id": 3, "of_tomorrow": True}), "problem", 3),
+            (json.dumps({"op": "dance", "id": 4}), "problem", 4),
+        ):
+            await socket.send(frame)
+            answer = await received(socket)
+            assert (answer["op"], answer["id"], answer["problem"]["status"]) == (op, number, 400)
+        await socket.send(publish(5, "x", key="form"))
+        assert (await received(socket))["op"] == "published"
+        await socket.send('{"op": "unsubscribe"}')
+        with pytest.raises(websockets.ConnectionClosed, match="4400"):
+            await received(socket)
+
+
 async def test_a_message_is_handled_once_and_refused_for_itself(notebook: Notebook) -> None:
     """G14: a repeat with its id gets the first reply; what is refused is told, and the socket goes on."""
     async with notebook.socket() as socket:

@@ -248,3 +248,10 @@ async def test_a_stream_that_is_cancelled_closes_its_source_and_frees_its_place(
         await running
     assert source.is_closed
     assert terms.slots.taken == 0
+
+
+@pytest.mark.parametrize("after", ["0001-01-01T00:00%2B23:59", "9999-12-31T23:59-23:59", "%FF"])
+async def test_times_that_no_clock_shows_and_bytes_that_are_no_text_are_refused(client: Client, after: str) -> None:
+    """G1: the first and the last day in another time zone, and a query that is no UTF-8, are 400."""
+    answer = await client.get(f"/events?tag=vip&after={after}")
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:headrace:problem:bad-argument")

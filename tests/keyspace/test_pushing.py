@@ -17,6 +17,7 @@ from tests.keyspace.setting import Place, Served, serving
 
 from headrace.errors import OperationFailed, PushRefused
 from headrace.keyspace import PushedChange, PushHook, PushRunner
+from headrace.keyspace.collections import CollectionEvent
 from headrace.runtime import Backoff
 from headrace.testing.conformance.log_setting import eventually
 
@@ -157,6 +158,62 @@ async def test_after_a_gap_the_present_values_are_pushed(served: Served) -> None
                 await second.news.wait()
     assert first.got == []
     assert all(each.is_present for each in second.got)
+
+
+class ScriptedCollection:
+    """A client whose collection has these events, and then nothing more."""
+
+    def __init__(self, *events: CollectionEvent) -> None:
+        self._events = events
+
+    async def collection(self, state: str, **given: Any) -> AsyncIterator[CollectionEvent]:
+        for event in self._events:
+            yield event
+        await asyncio.Event().wait()
+
+
+async def test_a_gap_of_the_first_run_is_filled(served: Served) -> None:
+    """What is there before the first start is not pushed; a later snapshot stands for missed changes, and is."""
+    hook = ScriptedHook()
+    lagged = CollectionEvent("reset", 0, is_lagged=True)
+    client: Any = ScriptedCollection(
+        CollectionEvent("begin", partitions=(0,)),
+        CollectionEvent("reset", 0),
+        CollectionEvent("pairs", 0, pairs=[("old", Inbox(1, "before"))]),
+        CollectionEvent("ready", 0, token="t:1"),
+        lagged,
+        CollectionEvent("pairs", 0, pairs=[("old", Inbox(1, "before")), ("new", Inbox(1, "missed"))]),
+        CollectionEvent("ready", 0, token="t:9"),
+    )
+    runner = PushRunner(served.headrace.log, client, "inboxes", hook, name="first-gap")
+    task = asyncio.create_task(runner.run())
+    await hook.until(2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [(each.key, each.value.last, each.is_present) for each in hook.got] == [
+        ("old", "before", True),
+        ("new", "missed", True),
+    ]
+
+
+async def test_a_hook_whose_own_task_was_cancelled_has_failed(served: Served) -> None:
+    """What a hook waits for may be cancelled by others: that is a failed push, and its partition goes on."""
+
+    class Cancelled(ScriptedHook):
+        async def push(self, change: PushedChange) -> None:
+            if change.key == "cancelled" and not self.attempts:
+                self.attempts[change.id] = 1
+                waiting = asyncio.ensure_future(asyncio.Event().wait())
+                asyncio.get_running_loop().call_soon(waiting.cancel)
+                await waiting
+            await super().push(change)
+
+    hook = Cancelled()
+    async with running(served, hook, "cancelled"):
+        await served.client.ask(Notify("cancelled", "1"))
+        await served.client.ask(Notify("cancelled", "2"))
+        await hook.until(2)
+    assert hook.texts("cancelled") == ["1", "2"]
 
 
 async def test_a_run_ends_with_what_a_lane_fails_with(served: Served) -> None:

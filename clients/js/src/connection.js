@@ -1,11 +1,15 @@
 // One socket over many keys, collections and keyspaces (`headrace.v1`), opened again whenever it is lost.
-import { Backoff, sleep } from "./backoff.js";
+import { Backoff, Retries, sleep } from "./backoff.js";
 import { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, parseFrame } from "./frames.js";
-import { Collection, KeySubscription } from "./subscriptions.js";
+import { Collection, frameText, KeySubscription } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const PROTOCOL = "headrace.v1";
+const LOST = 1006;
+const SILENCE_MS = 20_000; // without a frame, before the gateway is asked for one
+// A question about no subscription: the gateway answers each, and a connection without an answer is lost.
+const ARE_YOU_THERE = JSON.stringify({ op: "unsubscribe", id: 0 });
 
 /** What one socket has: its frames in order, and the schemas that it was asked for. */
 class Session {
@@ -15,10 +19,31 @@ class Session {
     this.asked = new Map(); // by the id of a schema: who waits for it
     this.turn = Promise.resolve();
     this.onFrame = onFrame;
+    this.timer = undefined;
+  }
+
+  /** Begins. After `silenceMs` without a frame the gateway is asked for one; without that, `onLost` is called. */
+  open(silenceMs, onLost) {
+    this.isOpen = true;
+    this.silenceMs = silenceMs;
+    this.onLost = onLost;
+    this.#listen();
+  }
+
+  /** Browsers don't tell of a connection whose other end is gone without a word, and can't send pings. */
+  #listen() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      this.timer = setTimeout(this.onLost, this.silenceMs);
+      this.timer.unref?.(); // it keeps no program of Node running
+      if (this.socket.readyState === 1) this.socket.send(ARE_YOU_THERE);
+    }, this.silenceMs);
+    this.timer.unref?.();
   }
 
   /** Takes a message of the socket. Frames are handled one after the other; schemas at once, as frames wait for them. */
   receive(data) {
+    this.#listen();
     const frame = typeof data === "string" ? JSON.parse(data) : parseFrame(bytesOf(data));
     if (frame.kind === "schema") {
       this.asked.get(frame.schemaId)?.resolve(frame.text);
@@ -37,6 +62,7 @@ class Session {
 
   close(code, reason) {
     this.isOpen = false;
+    clearTimeout(this.timer);
     this.socket.close(code, reason);
   }
 }
@@ -69,7 +95,7 @@ export class Connection {
   /** Sends a message to its handler, over as many connections as it takes; resolves with the reply. */
   publish(keyspace, message, data, messageId) {
     const id = this.#newId();
-    const frame = JSON.stringify({ op: "publish", id, keyspace, message, data, message_id: messageId });
+    const frame = frameText({ op: "publish", id, keyspace, message, data, message_id: messageId });
     const { promise, resolve, reject } = Promise.withResolvers();
     this.#messages.set(id, { frame, resolve, reject, failures: 0 });
     this.#send(frame);
@@ -96,8 +122,9 @@ export class Connection {
   }
 
   #add(subscription) {
+    const frame = subscription.frame();
     this.#subscriptions.set(subscription.id, subscription);
-    this.#send(subscription.frame());
+    this.#send(frame);
     this.#start();
     return subscription;
   }
@@ -117,41 +144,50 @@ export class Connection {
 
   /** Keeps a socket open until the client is closed, or the gateway refuses for good. */
   async #run() {
-    let failures = 0;
+    const retries = new Retries(this.#options.backoff);
     while (!this.#stopped.signal.aborted) {
       const ended = await this.#connectOnce();
       if (this.#stopped.signal.aborted) return;
-      failures = ended.wasOpen ? 1 : failures + 1;
-      const refusal = ended.error ?? (await this.#refusal(ended, failures));
+      const refusal = ended.error ?? (await this.#refusal(ended, retries));
       if (refusal) {
         this.#endAll(refusal);
         this.#running = null;
         return;
       }
-      const delayMs = this.#backoff.delayMs(failures);
+      const delayMs = retries.nextMs(ended.openedAt);
       this.#tell({ status: "waiting", code: ended.code, reason: ended.reason, delayMs });
       await sleep(delayMs, this.#stopped.signal);
     }
   }
 
-  /** Opens a socket and serves it to its end. Resolves with {wasOpen, code, reason}, or {error}. */
+  /** Opens a socket and serves it to its end. Resolves with {openedAt, code, reason}, or {error}. */
   async #connectOnce() {
     let token;
     try {
       token = await this.#options.token();
     } catch (error) {
-      return { wasOpen: false, hasToken: false, reason: `no token: ${error.message}` };
+      return { hasToken: false, reason: `no token: ${error.message}` };
     }
-    if (this.#stopped.signal.aborted) return { wasOpen: false };
+    if (this.#stopped.signal.aborted) return {};
     const protocols = token ? [PROTOCOL, `headrace.bearer.${token}`] : [PROTOCOL];
     const { promise, resolve } = Promise.withResolvers();
     const socket = new this.#options.WebSocket(this.#options.url, protocols);
     socket.binaryType = "arraybuffer";
     const session = new Session(socket, (from, frame) => this.#take(from, frame));
-    let wasOpen = false;
+    let openedAt;
     let error;
+    let isOver = false;
+    const ended = (code, reason) => {
+      if (isOver) return; // one that was given up is closed later, or never
+      isOver = true;
+      session.close();
+      if (this.#session === session) this.#session = null;
+      for (const each of this.#subscriptions.values()) each.disconnected?.();
+      resolve({ openedAt, code, reason, error });
+    };
     socket.onopen = () => {
-      wasOpen = session.isOpen = true;
+      openedAt = performance.now();
+      session.open(this.#options.silenceMs ?? SILENCE_MS, () => ended(LOST, "the gateway does not answer"));
       this.#session = session;
       this.#resume();
       this.#tell({ status: "open" });
@@ -165,12 +201,7 @@ export class Connection {
       }
     };
     socket.onerror = () => {}; // onclose follows, and says as much as a browser tells
-    socket.onclose = ({ code, reason }) => {
-      session.isOpen = false;
-      if (this.#session === session) this.#session = null;
-      for (const each of this.#subscriptions.values()) each.disconnected?.();
-      resolve({ wasOpen, code, reason, error });
-    };
+    socket.onclose = ({ code, reason }) => ended(code, reason);
     return promise;
   }
 
@@ -181,10 +212,10 @@ export class Connection {
   }
 
   /** The error that ends everything, if the gateway would refuse another connection, too. */
-  async #refusal({ wasOpen, hasToken, code, reason }, failures) {
+  async #refusal({ openedAt, hasToken, code, reason }, retries) {
     if (hasToken === false) return null;
     // Browsers do not tell why a socket could not be opened, so a plain request asks.
-    if (!wasOpen) return this.#options.probe(failures);
+    if (openedAt === undefined) return finalRefusal(await this.#options.probe(), this.#options, retries);
     const { action } = closeMeaning(code);
     if (action === "token") return this.#options.hasFreshTokens ? null : new SocketClosed(code, reason);
     return action === "refused" ? new SocketClosed(code, reason) : null;
@@ -196,8 +227,10 @@ export class Connection {
       if (!session.isOpen) return; // it comes again on the next connection
       this.#dispatch(known);
     } catch (error) {
-      this.#subscriptions.get(frame.id)?.end(error);
-      this.#subscriptions.delete(frame.id);
+      const subscription = this.#subscriptions.get(frame.id);
+      if (!subscription) return;
+      this.#remove(subscription);
+      subscription.end(error);
     }
   }
 
@@ -279,6 +312,11 @@ export class Connection {
   #tell(status) {
     this.#options.onStatus?.(status);
   }
+}
+
+/** The error that ends everything, of what the gateway refuses the client with: a function may give a better token. */
+export function finalRefusal(error, { hasFreshTokens }, retries) {
+  return error?.status === 401 && hasFreshTokens && retries.mayRenewToken() ? null : error;
 }
 
 /** A frame of JSON with the names that programs see. */

@@ -1,14 +1,16 @@
 // The gateway over HTTP: values with versions, messages, commands, journals, and events by tag as they are written.
-import { Backoff, sleep } from "./backoff.js";
+import { Retries, sleep } from "./backoff.js";
 import { Problem } from "./errors.js";
 
 const JSON_TYPE = "application/json";
+const SILENCE_MS = 60_000; // of a stream, before it counts as lost
 
 /** Sends requests with the token, and turns failures into problems. */
 export class Http {
-  constructor(base, { token, fetch }) {
+  constructor(base, { token, hasFreshTokens = false, fetch }) {
     this.base = base;
     this.token = token;
+    this.hasFreshTokens = hasFreshTokens;
     this.fetch = fetch;
   }
 
@@ -72,7 +74,11 @@ export function keyText(key) {
   return Array.isArray(key) ? JSON.stringify(key) : String(key);
 }
 
-const segment = encodeURIComponent;
+/** A text as a segment of a path. Browsers take dots alone for a way to another place, also where they are encoded. */
+export function segment(text) {
+  if (["", ".", ".."].includes(text)) throw new TypeError(`"${text}" can't stand in the path of a request as a name, a key or an id`);
+  return encodeURIComponent(text);
+}
 
 /** One state of a keyspace. */
 export class State {
@@ -143,7 +149,7 @@ export class State {
 }
 
 function versionOf(response) {
-  return Number(response.headers.get("etag").replaceAll('"', ""));
+  return Number(response.headers.get("etag").replace(/^W\//, "").replaceAll('"', "")); // weak, if a proxy compressed it
 }
 
 function condition(version) {
@@ -216,36 +222,44 @@ export class Journal {
  * The events of tags as they are written, from `after` on: server-sent events, resumed after the last one that came. It
  * ends with a problem that coming back would not help with, such as 410: the events were removed because of their age.
  */
-export async function* taggedEvents(http, tags, { after, backoff, signal } = {}) {
-  const delays = new Backoff(backoff);
+export async function* taggedEvents(http, tags, { after, backoff, signal, silenceMs = SILENCE_MS } = {}) {
+  const retries = new Retries(backoff);
   let last = after;
-  let failures = 0;
   while (!signal?.aborted) {
+    const opening = new AbortController();
+    const timer = setTimeout(() => opening.abort(), silenceMs);
+    let openedAt;
     try {
       const query = { tag: tags };
       const headers = { "last-event-id": last };
-      const response = await http.send("GET", "/events", { query, headers, accept: "text/event-stream", signal });
-      for await (const { id, event, data } of serverEvents(response.body)) {
-        failures = 0;
+      const response = await http.send("GET", "/events", { query, headers, accept: "text/event-stream", signal: anyOf(signal, opening.signal) });
+      clearTimeout(timer);
+      openedAt = performance.now();
+      for await (const { id, event, data } of serverEvents(response.body, silenceMs)) {
         if (event === "problem") throw new Problem(JSON.parse(data));
         yield { ...JSON.parse(data), tag_offset: id };
         last = id;
       }
     } catch (error) {
       if (signal?.aborted) return;
-      const mayReturn = error instanceof Problem ? error.isRetryable : error instanceof TypeError;
-      if (!mayReturn) throw error;
+      if (error instanceof Problem) {
+        const mayReturn = error.status === 401 ? http.hasFreshTokens && retries.mayRenewToken() : error.isRetryable;
+        if (!mayReturn) throw error;
+      } else if (!(error instanceof TypeError) && !opening.signal.aborted) throw error;
+    } finally {
+      clearTimeout(timer);
     }
-    failures += 1;
-    await sleep(delays.delayMs(failures), signal);
+    await sleep(retries.nextMs(openedAt), signal);
   }
 }
 
-/** Parses a stream of server-sent events into {id, event, data}; comments are left out. */
-export async function* serverEvents(body) {
+const anyOf = (...signals) => AbortSignal.any(signals.filter(Boolean));
+
+/** Parses a stream of server-sent events into {id, event, data}; comments are left out. It ends if nothing comes for a time. */
+export async function* serverEvents(body, silenceMs) {
   const decoder = new TextDecoder();
   let buffer = "";
-  for await (const chunk of chunks(body)) {
+  for await (const chunk of chunks(body, silenceMs)) {
     buffer += decoder.decode(chunk, { stream: true });
     // A carriage return at the end may be half of a line's end.
     const usable = buffer.endsWith("\r") ? buffer.slice(0, -1) : buffer;
@@ -259,11 +273,13 @@ export async function* serverEvents(body) {
   }
 }
 
-async function* chunks(body) {
+async function* chunks(body, silenceMs) {
   const reader = body.getReader();
   try {
     while (true) {
-      const { value, done } = await reader.read();
+      // The gateway shows that it is alive; a connection may end without a word.
+      const timer = silenceMs && setTimeout(() => reader.cancel().catch(() => {}), silenceMs);
+      const { value, done } = await reader.read().finally(() => clearTimeout(timer));
       if (done) return;
       yield value;
     }
@@ -275,7 +291,7 @@ async function* chunks(body) {
 function parseEvent(part) {
   const found = { id: undefined, event: "message", data: [] };
   for (const line of part.split(/\r\n|\n|\r/)) {
-    const [, name, value = ""] = /^([^:]*)(?:: ?(.*))?$/.exec(line) ?? [];
+    const [, name, value = ""] = /^([^:]*)(?:: ?(.*))?$/s.exec(line); // a dot is any character: U+2028 ends no line here
     if (name === "data") found.data.push(value);
     else if (name === "id" || name === "event") found[name] = value;
   }

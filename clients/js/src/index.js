@@ -1,7 +1,7 @@
 // The client of Headrace's gateway. One `Headrace` has one socket, which is opened with the first subscription.
 import { Connection } from "./connection.js";
 import { Problem } from "./errors.js";
-import { Engine, Http, Journal, keyText, State, taggedEvents } from "./http.js";
+import { Engine, Http, Journal, keyText, segment, State, taggedEvents } from "./http.js";
 import { KeySocket } from "./key_socket.js";
 
 export { Backoff } from "./backoff.js";
@@ -9,9 +9,6 @@ export { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
 export { askSchema, framed, frameValue, parseFrame } from "./frames.js";
 export { serverEvents } from "./http.js";
 export { AvroCodec } from "./values.js";
-
-// How often a token function may give tokens that are refused, before that is an error.
-const MOST_REFUSED_TOKENS = 3;
 
 export class GatewayClient {
   #options;
@@ -32,9 +29,10 @@ export class GatewayClient {
       WebSocket,
       token: async () => (typeof token === "function" ? token() : token),
       hasFreshTokens: typeof token === "function",
-      probe: (failures) => this.#probe(failures),
+      probe: () => this.#probe(),
     };
-    this.#http = new Http(this.url, { token: this.#options.token, fetch });
+    const { hasFreshTokens } = this.#options;
+    this.#http = new Http(this.url, { token: this.#options.token, hasFreshTokens, fetch });
   }
 
   /** One state of a keyspace: values by key, and subscriptions. */
@@ -62,7 +60,7 @@ export class GatewayClient {
 
   /** The events of tags as they are written, from `after` on. */
   events(tags, options = {}) {
-    return taggedEvents(this.#http, tags, { backoff: this.#options.backoff, ...options });
+    return taggedEvents(this.#http, tags, { backoff: this.#options.backoff, silenceMs: this.#options.silenceMs, ...options });
   }
 
   /** Sends a message to its handler over the socket; it is handled once, whatever happens to connections. */
@@ -72,13 +70,13 @@ export class GatewayClient {
 
   /** Sends a message to its handler over HTTP. With an `idempotencyKey` it may be repeated. */
   send(keyspace, message, data, { idempotencyKey } = {}) {
-    const path = `/keyspaces/${encodeURIComponent(keyspace)}/messages/${encodeURIComponent(message)}`;
+    const path = `/keyspaces/${segment(keyspace)}/messages/${segment(message)}`;
     return this.#http.json("POST", path, { body: data, headers: { "idempotency-key": idempotencyKey } });
   }
 
   /** A socket on one key: values as framed Avro (or as JSON, with `json`), and messages to the key. */
   keySocket(keyspace, state, key, { json = false } = {}) {
-    const path = [keyspace, "states", state, keyText(key)].map(encodeURIComponent).join("/");
+    const path = [keyspace, "states", state, keyText(key)].map(segment).join("/");
     const socket = new KeySocket({ ...this.#options, json, url: `${this.#socketUrl}/keyspaces/${path}` });
     this.#sockets.add(socket);
     return socket;
@@ -104,19 +102,14 @@ export class GatewayClient {
     return this.url.replace(/^http/, "ws");
   }
 
-  /** Asks by a plain request why a socket could not be opened; resolves with the error if it never will. */
-  async #probe(failures) {
+  /** Asks by a plain request why a socket could not be opened; resolves with the error if the client is refused. */
+  async #probe() {
     try {
       await this.keyspaces();
       return null;
     } catch (error) {
       if (!(error instanceof Problem)) return null; // the gateway is away
-      const isFinal = error.status === 403 || (error.status === 401 && !this.#mayGetBetterToken(failures));
-      return isFinal ? error : null;
+      return error.status === 401 || error.status === 403 ? error : null;
     }
-  }
-
-  #mayGetBetterToken(failures) {
-    return this.#options.hasFreshTokens && failures <= MOST_REFUSED_TOKENS;
   }
 }

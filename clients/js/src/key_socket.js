@@ -1,10 +1,11 @@
 // A socket on one key: the present value, then each change, as framed Avro or as JSON; and messages to the key. Its frames
 // have no offsets, so a new connection begins with the present value; `GatewayClient.subscribe` resumes without a gap.
-import { Backoff, sleep } from "./backoff.js";
+import { Retries, sleep } from "./backoff.js";
+import { finalRefusal } from "./connection.js";
 import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
 import { AsyncQueue } from "./queue.js";
-import { textOf } from "./subscriptions.js";
+import { frameText, textOf } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const JSON_PROTOCOL = "headrace.json";
@@ -45,7 +46,7 @@ export class KeySocket {
   async send(message, data) {
     const socket = await this.#opened();
     if (this.#options.json) {
-      socket.send(JSON.stringify({ type: message, data }));
+      socket.send(frameText({ type: message, data }));
       return;
     }
     const { schemaId, codec } = await this.#named(socket, message);
@@ -65,24 +66,25 @@ export class KeySocket {
   }
 
   async #run() {
-    const backoff = new Backoff(this.#options.backoff);
-    let failures = 0;
+    const retries = new Retries(this.#options.backoff);
     while (!this.#stopped.signal.aborted) {
-      const { wasOpen, code, reason, error } = await this.#connectOnce();
+      const ended = await this.#connectOnce();
       if (this.#stopped.signal.aborted) return;
-      failures = wasOpen ? 1 : failures + 1;
-      const refusal = error ?? (wasOpen ? this.#refusal(code, reason) : await this.#options.probe(failures));
+      const { code, reason } = ended;
+      const refusal = ended.error ?? (await this.#refusal(ended, retries));
       if (refusal) {
         this.#end(refusal);
         return;
       }
-      const delayMs = backoff.delayMs(failures);
+      const delayMs = retries.nextMs(ended.openedAt);
       this.#options.onStatus?.({ status: "waiting", code, reason, delayMs });
       await sleep(delayMs, this.#stopped.signal);
     }
   }
 
-  #refusal(code, reason) {
+  async #refusal({ openedAt, hasToken, code, reason }, retries) {
+    if (hasToken === false) return null;
+    if (openedAt === undefined) return finalRefusal(await this.#options.probe(), this.#options, retries);
     const { action } = closeMeaning(code);
     if (action === "token" && this.#options.hasFreshTokens) return null;
     return action === "refused" || action === "token" ? new SocketClosed(code, reason) : null;
@@ -93,16 +95,16 @@ export class KeySocket {
     try {
       token = await this.#options.token();
     } catch (error) {
-      return { wasOpen: true, code: 1006, reason: `no token: ${error.message}` };
+      return { hasToken: false, code: 1006, reason: `no token: ${error.message}` };
     }
     const protocols = [...(this.#options.json ? [JSON_PROTOCOL] : []), ...(token ? [`headrace.bearer.${token}`] : [])];
     const socket = new this.#options.WebSocket(this.#options.url, protocols);
     socket.binaryType = "arraybuffer";
     const { promise, resolve } = Promise.withResolvers();
-    let wasOpen = false;
+    let openedAt;
     let error;
     socket.onopen = () => {
-      wasOpen = true;
+      openedAt = performance.now();
       this.#socket = socket;
       this.#waiting.splice(0).forEach((each) => each.resolve(socket));
       this.#options.onStatus?.({ status: "open" });
@@ -119,7 +121,7 @@ export class KeySocket {
     socket.onclose = ({ code, reason }) => {
       this.#socket = null;
       for (const { reject } of this.#asked.splice(0)) reject(new SocketClosed(code, reason));
-      resolve({ wasOpen, code, reason, error });
+      resolve({ openedAt, code, reason, error });
     };
     return promise;
   }

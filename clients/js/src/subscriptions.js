@@ -9,6 +9,14 @@ export function textOf(value) {
   return JSON.stringify(value, (_, each) => (typeof each === "bigint" ? `${each}n` : each));
 }
 
+/** A frame as text. Throws for text with half a character: the gateway would end the socket of all because of it. */
+export function frameText(frame) {
+  return JSON.stringify(frame, (_, each) => {
+    if (typeof each === "string" && !each.isWellFormed()) throw new TypeError("text has half a character, which JSON lacks");
+    return each;
+  });
+}
+
 /** What both kinds share: a queue of changes to read with `for await`, and an end. */
 class Subscription {
   constructor(id, request, options, onClose, onOverflow) {
@@ -43,7 +51,7 @@ class Subscription {
 
   /** The frame that asks for it, from the place where the last connection ended. */
   frame() {
-    return JSON.stringify({ ...this.request, id: this.id, ...this.place() });
+    return frameText({ ...this.request, id: this.id, ...this.place() });
   }
 }
 
@@ -80,6 +88,7 @@ export class Collection extends Subscription {
   #staged = new Map(); // by partition: the snapshot that is being read
   #places = new Map();
   #partitions = [];
+  #hasBegun = false; // on this connection
   #first = Promise.withResolvers();
 
   constructor(id, request, options, onClose) {
@@ -119,6 +128,7 @@ export class Collection extends Subscription {
   /** What was read of a snapshot is worth nothing to the next connection. */
   disconnected() {
     this.#staged.clear();
+    this.#hasBegun = false;
   }
 
   /** Takes a frame of the collection. */
@@ -133,9 +143,11 @@ export class Collection extends Subscription {
   }
 
   #begin(partitions) {
+    // Of a resized keyspace every partition is read again.
+    if (this.#hasBegun || `${partitions}` !== `${this.#partitions}`) this.#places.clear();
+    this.#hasBegun = true;
     this.#partitions = partitions;
     this.#staged.clear();
-    for (const each of [...this.#places.keys()]) if (!partitions.includes(each)) this.#places.delete(each);
   }
 
   #stage(partition, { key, value, delta }) {

@@ -22,13 +22,14 @@ __all__ = ["JsonWebKeys", "TokenFacts", "Tokens", "bearer_token"]
 _RETRY_S = 10.0  # between two reads of the keys for tokens with unknown key ids
 _RETRY_FAILED_S = 1.0  # after a read that failed, if no keys are known yet
 _MOST_BYTES = 1_000_000
+_LATEST_S = 253_402_300_800  # the end of the year 9999, which everything that shows or waits for a time can take
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _logger = get_logger(__name__)
 
 
 class TokenFacts(NamedTuple):
-    """What a token says about its bearer."""
+    """What a token says about its bearer; `expires_s` is when it is refused, by this machine's clock."""
 
     subject: str
     roles: tuple[str, ...]
@@ -71,13 +72,14 @@ class JsonWebKeys:
         if self._failure is not None and self._now_s() - self._failure[0] < _RETRY_FAILED_S:
             raise self._failure[1]  # requests that wait for an issuer that is away must not queue up
         try:
-            self._keys = await asyncio.to_thread(_keys_at, self._where, self._timeout_s)
-        except (OSError, ValueError, KeysUnusable, jwt.PyJWTError) as error:
+            async with asyncio.timeout(2 * self._timeout_s):  # for the connection and the answer
+                self._keys = await asyncio.to_thread(_keys_at, self._where, self._timeout_s)
+        except Exception as error:  # whatever is answered there instead of keys: the last ones stay
             if not self._keys:
-                failure = Unreachable(self._where, f"the keys of tokens can't be read: {error}")
+                failure = Unreachable(self._where, f"the keys of tokens can't be read: {_reason(error)}")
                 self._failure = (self._now_s(), failure)
                 raise failure from error
-            _logger.warning("the keys of tokens can't be read again; the last ones stay", error=str(error))
+            _logger.warning("the keys of tokens can't be read again; the last ones stay", error=_reason(error))
         self._read_at_s = self._now_s()
 
 
@@ -112,7 +114,9 @@ class Tokens:
             raise Unauthenticated("the token has expired; get a new one") from error
         except jwt.PyJWTError as error:
             raise Unauthenticated(f"the token is refused: {error}") from error
-        return TokenFacts(_subject_of(claims), _roles_of(claims.get(settings.roles_claim)), float(claims["exp"]))
+        # The leeway is for the issuer's clock, so it holds for streams as for requests.
+        ends_s = float(min(int(claims["exp"]), _LATEST_S)) + settings.leeway_s
+        return TokenFacts(_subject_of(claims), _roles_of(claims.get(settings.roles_claim)), ends_s)
 
 
 def bearer_token(sent: Sequence[str]) -> str:
@@ -154,10 +158,18 @@ def _keys_at(where: str, timeout_s: float) -> dict[str | None, jwt.PyJWK]:
     return {key.key_id: key for key in usable}
 
 
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def _fetched(where: str, timeout_s: float) -> bytes:
     with urllib.request.urlopen(where, timeout=timeout_s) as answer:  # noqa: S310 - the scheme was checked
         _check_place(answer.geturl())  # a redirect must not lead where others could answer
-        text: bytes = answer.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"they are larger than {_MOST_BYTES} bytes")
+        deadline_s, text = time.monotonic() + timeout_s, b""
+        while chunk := answer.read1(_MOST_BYTES):
+            text += chunk
+            if len(text) > _MOST_BYTES:
+                raise ValueError(f"they are larger than {_MOST_BYTES} bytes")
+            if time.monotonic() > deadline_s:  # it comes, but in drops
+                raise TimeoutError(f"they did not come within {timeout_s:g} s")
     return text

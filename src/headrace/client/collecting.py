@@ -54,6 +54,7 @@ class CollectionSubscription(ClientSubscription[CollectedChange]):
         self._staged: dict[int, dict[str, _Pair]] = {}
         self._places: dict[int, str] = {}
         self._partitions: list[int] = []
+        self._has_begun = False  # on this connection
         self._first = asyncio.Event()
 
     @property
@@ -95,15 +96,17 @@ class CollectionSubscription(ClientSubscription[CollectedChange]):
     def disconnected(self) -> None:
         """Forget what was read of snapshots: the next connection begins them again."""
         self._staged.clear()
+        self._has_begun = False
 
     def take(self, frame: dict[str, Any]) -> None:
         """Take in a frame of the collection."""
         self.failures = 0
         match frame["op"]:
             case "begin":
-                self._partitions = frame["partitions"]
+                if self._has_begun or frame["partitions"] != self._partitions:
+                    self._places.clear()  # of a resized keyspace every partition is read again
+                self._has_begun, self._partitions = True, frame["partitions"]
                 self._staged.clear()
-                self._places = {n: place for n, place in self._places.items() if n in self._partitions}
             case "reset":
                 self._staged[frame["partition"]] = {}
             case "pairs":

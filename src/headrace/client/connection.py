@@ -6,49 +6,65 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.client.frames import SocketFrame, ask_schema, close_meaning, parse_frame
 from headrace.client.subscriptions import ClientSubscription
-from headrace.errors import Closed, GatewayUnavailable, HeadraceError, MissingExtra, SocketRefused
+from headrace.errors import (
+    BadArgument,
+    Closed,
+    GatewayRefused,
+    GatewayUnavailable,
+    HeadraceError,
+    MissingExtra,
+    SocketRefused,
+)
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.serde import HEADER_BYTES, GenericCodec, Schema
 
-__all__ = ["ClientConnection", "ConnectionOptions", "SocketEnd", "ended_of", "open_socket"]
+__all__ = ["ClientConnection", "ConnectionOptions", "Retries", "SocketEnd", "ended_of", "json_text", "open_socket"]
 
 _PROTOCOL = "headrace.v1"
 _LOST = 1006
+# How often a token function may give tokens that are refused, before that is an error.
+_MOST_REFUSED_TOKENS = 3
 _logger = get_logger(__name__)
 
 
 class ConnectionOptions(NamedTuple):
-    """What a connection is made with. `probe` returns the error that opening it would end with again, if it knows."""
+    """What a connection is made with. `probe` returns what the gateway refuses the client with, if it does."""
 
     url: str
     token: Callable[[], Awaitable[str | None]]
     has_fresh_tokens: bool
-    probe: Callable[[int], Awaitable[HeadraceError | None]]
+    probe: Callable[[], Awaitable[GatewayRefused | None]]
     problem: Callable[[dict[str, Any]], HeadraceError]
     backoff: Backoff
     on_status: Callable[[str, int | None], None] | None
 
-    async def refusal(self, ended: SocketEnd, failures: int) -> HeadraceError | None:
+    async def refusal(self, ended: SocketEnd, retries: Retries) -> HeadraceError | None:
         """Return the error that ends everything, if the gateway would refuse another connection, too."""
         if not ended.has_token:
             return None
         if not ended.was_open:
-            return await self.probe(failures)
+            error = await self.probe()
+            may_improve = error is not None and error.status == 401 and self.has_fresh_tokens
+            return None if may_improve and retries.may_renew_token() else error
         action = close_meaning(ended.code).action
         if action == "refused" or (action == "token" and not self.has_fresh_tokens):
             return SocketRefused(ended.code, ended.reason)
         return None
 
 
-class _Message(NamedTuple):
-    request: dict[str, Any]
+@dataclass(slots=True)
+class _Message:
+    frame: str
     reply: asyncio.Future[Any]
+    failures: int = 0
 
 
 class SocketEnd(NamedTuple):
@@ -58,6 +74,40 @@ class SocketEnd(NamedTuple):
     code: int
     reason: str
     has_token: bool = True
+    open_s: float = 0.0
+
+
+class Retries:
+    """How often in a row a socket failed. One that is lost again sooner than it was waited for has failed, too."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._failures = 0
+        self._refused_tokens = 0
+        self._delay_s = 0.0
+
+    def may_renew_token(self) -> bool:
+        """Count a token that was refused; return False if the program's function has given too many of them."""
+        self._refused_tokens += 1
+        return self._refused_tokens <= _MOST_REFUSED_TOKENS
+
+    async def wait(self, open_s: float) -> None:
+        """Wait before the next attempt, the longer the more have failed; `open_s` is how long the last one was open."""
+        if open_s > self._delay_s:
+            self._failures = self._refused_tokens = 0
+        self._failures += 1
+        self._delay_s = self._backoff.delay_s(self._failures)
+        await asyncio.sleep(self._delay_s)
+
+
+def json_text(request: Mapping[str, Any]) -> str:
+    """Return a frame as text. Raises BadArgument for what JSON lacks: such a frame would end the socket of all."""
+    try:
+        text = json.dumps(request, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadArgument(str(request.get("op", "message")), "…", f"JSON can't carry it: {error}") from error
+    return text
 
 
 @contextlib.asynccontextmanager
@@ -84,20 +134,25 @@ async def ended_of(
     """Serve a socket to its end, and return how it ended. Raises Headrace's own errors."""
     import websockets
 
-    was_open = False
+    opened_s: float | None = None
     try:
         async with opening as socket:
-            was_open = True
+            opened_s = time.monotonic()
             await serve(socket)
     except _NoToken as error:
         _logger.warning("no token for the socket", error=str(error))
-        return SocketEnd(was_open, _LOST, f"no token: {error}", has_token=False)
+        return _end_of(opened_s, _LOST, f"no token: {error}")._replace(has_token=False)
     except websockets.ConnectionClosed as closed:
         code = _LOST if closed.rcvd is None else closed.rcvd.code
-        return SocketEnd(was_open, code, "" if closed.rcvd is None else closed.rcvd.reason)
+        return _end_of(opened_s, code, "" if closed.rcvd is None else closed.rcvd.reason)
     except (OSError, TimeoutError, websockets.WebSocketException) as error:
-        return SocketEnd(was_open, _LOST, str(error))
-    return SocketEnd(was_open, _LOST, "")
+        return _end_of(opened_s, _LOST, str(error))
+    return _end_of(opened_s, _LOST, "")
+
+
+def _end_of(opened_s: float | None, code: int, reason: str) -> SocketEnd:
+    open_s = 0.0 if opened_s is None else time.monotonic() - opened_s
+    return SocketEnd(opened_s is not None, code, reason, open_s=open_s)
 
 
 class _NoToken(Exception):
@@ -127,22 +182,24 @@ class ClientConnection:
         return next(self._numbers)
 
     def add(self, subscription: ClientSubscription[Any]) -> None:
-        """Follow something."""
+        """Follow something. Raises BadArgument if it can't be asked for."""
+        frame = json_text(subscription.request())
         self._subscriptions[subscription.number] = subscription
-        self._send(subscription.request())
+        self._send(frame)
         self._start()
 
     def remove(self, number: int) -> None:
         """End a subscription."""
         if self._subscriptions.pop(number, None) is not None:
-            self._send({"op": "unsubscribe", "id": number})
+            self._send(json_text({"op": "unsubscribe", "id": number}))
 
     async def publish(self, request: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Send a message, over as many connections as it takes, and return the reply."""
+        """Send a message, over as many connections as it takes, and return the reply. Raises BadArgument."""
         number = self.new_number()
-        message = _Message({**request, "op": "publish", "id": number}, asyncio.get_running_loop().create_future())
+        frame = json_text({**request, "op": "publish", "id": number})
+        message = _Message(frame, asyncio.get_running_loop().create_future())
         self._messages[number] = message
-        self._send(message.request)
+        self._send(frame)
         self._start()
         try:
             return await message.reply
@@ -158,9 +215,9 @@ class ClientConnection:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._end_all(None)
 
-    def _send(self, request: dict[str, Any] | bytes) -> None:
+    def _send(self, frame: str | bytes) -> None:
         if self._socket is not None:
-            self._outgoing.put_nowait(request if isinstance(request, bytes) else json.dumps(request))
+            self._outgoing.put_nowait(frame)
 
     def _start(self) -> None:
         if self._running is None or self._running.done():
@@ -176,16 +233,15 @@ class ClientConnection:
 
     async def _keep_open(self) -> None:
         """Keep a socket open until the gateway refuses for good. Raises NotReadable, MissingExtra."""
-        failures = 0
+        retries = Retries(self._options.backoff)
         while True:
             ended = await self._connect_once()
-            failures = 1 if ended.was_open else failures + 1
-            refusal = await self._options.refusal(ended, failures)
+            refusal = await self._options.refusal(ended, retries)
             if refusal is not None:
                 self._end_all(refusal)
                 return
             self._tell("waiting", ended.code)
-            await asyncio.sleep(self._options.backoff.delay_s(failures))
+            await retries.wait(ended.open_s)
 
     async def _connect_once(self) -> SocketEnd:
         """Open a socket and serve it to its end."""
@@ -198,9 +254,9 @@ class ClientConnection:
         self._socket = socket
         self._outgoing = asyncio.Queue()
         for each in self._subscriptions.values():
-            self._send(each.request())
+            self._send(json_text(each.request()))
         for message in self._messages.values():
-            self._send(message.request)
+            self._send(message.frame)
         self._tell("open", None)
         frames: asyncio.Queue[dict[str, Any] | SocketFrame] = asyncio.Queue()
         work = [asyncio.ensure_future(each) for each in (self._read(socket, frames), self._write(socket))]
@@ -235,7 +291,18 @@ class ClientConnection:
     async def _take_all(self, frames: asyncio.Queue[dict[str, Any] | SocketFrame]) -> None:
         while True:
             frame = await frames.get()
-            self._dispatch(await self._decoded(frame) if isinstance(frame, SocketFrame) else frame)
+            try:
+                self._dispatch(await self._decoded(frame) if isinstance(frame, SocketFrame) else frame)
+            except Exception as error:  # a value that can't be decoded, or a delta that the program can't apply
+                self._broken(frame.id if isinstance(frame, SocketFrame) else frame.get("id"), error)
+
+    def _broken(self, number: int | None, error: Exception) -> None:
+        """End the one subscription whose frame can't be taken in. Raises the error if it is not known which."""
+        subscription = None if number is None else self._subscriptions.get(number)
+        if subscription is None:
+            raise error
+        self.remove(subscription.number)
+        subscription.end(error)
 
     def _dispatch(self, frame: dict[str, Any]) -> None:
         number = frame["id"]
@@ -280,7 +347,8 @@ class ClientConnection:
         if message is None:
             return
         if isinstance(problem, GatewayUnavailable):
-            self._send_later(1, lambda: message.request if number in self._messages else None)
+            message.failures += 1
+            self._send_later(message.failures, lambda: message.frame if number in self._messages else None)
             return
         self._answer(number, lambda reply: reply.set_exception(problem))
 
@@ -293,18 +361,20 @@ class ClientConnection:
             subscription.disconnected()
             subscription.failures += 1
             again = subscription.request
-            self._send_later(subscription.failures, lambda: again() if number in self._subscriptions else None)
+            self._send_later(
+                subscription.failures, lambda: json_text(again()) if number in self._subscriptions else None
+            )
             return
         del self._subscriptions[number]
         subscription.end(problem)
 
-    def _send_later(self, failures: int, request: Callable[[], dict[str, Any] | None]) -> None:
-        """Send a request after a pause, unless the socket is another one by then: that was sent it at its start."""
+    def _send_later(self, failures: int, frame: Callable[[], str | None]) -> None:
+        """Send a frame after a pause, unless the socket is another one by then: that was sent it at its start."""
         socket = self._socket
 
         async def send() -> None:
             await asyncio.sleep(self._options.backoff.delay_s(failures))
-            given = request() if self._socket is socket else None
+            given = frame() if self._socket is socket else None
             if given is not None:
                 self._send(given)
 

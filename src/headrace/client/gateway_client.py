@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
 
 from headrace.client.connection import ClientConnection, ConnectionOptions
 from headrace.client.key_socket import KeySocket
@@ -17,18 +16,16 @@ from headrace.client.requests import (
     GatewayState,
     HttpRequests,
     key_text,
+    path_segment,
     problem_error,
     tagged_events,
 )
-from headrace.errors import GatewayRefused, GatewayUnavailable, HeadraceError, MissingExtra
+from headrace.errors import GatewayRefused, GatewayUnavailable, MissingExtra
 from headrace.runtime import Backoff
 
 __all__ = ["GatewayClient", "Token"]
 
 Token = str | Callable[[], str | Awaitable[str | None] | None]
-
-# How often a token function may give tokens that are refused, before that is an error.
-_MOST_REFUSED_TOKENS = 3
 
 
 class GatewayClient:
@@ -55,7 +52,7 @@ class GatewayClient:
         self._given = token
         self._backoff = backoff or Backoff(first_s=0.1, limit_s=10.0)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s)
-        self._requests = HttpRequests(self._http, self._token)
+        self._requests = HttpRequests(self._http, self._token, has_fresh_tokens=callable(token))
         self._options = ConnectionOptions(
             url="ws" + self.url.removeprefix("http") + "/socket",
             token=self._token,
@@ -122,13 +119,13 @@ class GatewayClient:
         self, keyspace: str, message: str, data: Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Any:  # noqa: ANN401
         """Send a message to its handler over HTTP, and return the reply. With a key it may be repeated."""
-        path = f"/keyspaces/{quote(keyspace, safe='')}/messages/{quote(message, safe='')}"
+        path = f"/keyspaces/{path_segment(keyspace)}/messages/{path_segment(message)}"
         headers = {"idempotency-key": idempotency_key}
         return await self._requests.json("POST", path, body=dict(data), headers=headers)
 
     def key_socket(self, keyspace: str, state: str, key: Any, *, is_json: bool = False) -> KeySocket:  # noqa: ANN401
         """Open a socket on one key: values as framed Avro, or as JSON, and messages to the key."""
-        path = "/".join(quote(each, safe="") for each in (keyspace, "states", state, key_text(key)))
+        path = "/".join(path_segment(each) for each in (keyspace, "states", state, key_text(key)))
         url = self._options.url.removesuffix("/socket") + f"/keyspaces/{path}"
         socket = KeySocket(self._options._replace(url=url), is_json=is_json)
         self._sockets.append(socket)
@@ -140,14 +137,12 @@ class GatewayClient:
         found = self._given()
         return await found if inspect.isawaitable(found) else found
 
-    async def _probe(self, failures: int) -> HeadraceError | None:
-        """Ask by a plain request why a socket could not be opened; return the error if it never will."""
+    async def _probe(self) -> GatewayRefused | None:
+        """Ask by a plain request why a socket could not be opened; return the error if the client is refused."""
         try:
             await self.keyspaces()
         except GatewayUnavailable:
             return None
         except GatewayRefused as error:
-            may_improve = callable(self._given) and failures <= _MOST_REFUSED_TOKENS
-            is_final = error.status == 403 or (error.status == 401 and not may_improve)
-            return error if is_final else None
+            return error if error.status in (401, 403) else None
         return None

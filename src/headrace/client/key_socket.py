@@ -11,9 +11,9 @@ import json
 from collections import deque
 from typing import Any
 
-from headrace.client.connection import ConnectionOptions, ended_of, open_socket
+from headrace.client.connection import ConnectionOptions, Retries, ended_of, json_text, open_socket
 from headrace.client.frames import SocketFrame, ask_schema, parse_frame
-from headrace.errors import Closed, GatewayUnavailable, HeadraceError
+from headrace.errors import Closed, GatewayUnavailable
 from headrace.serde import HEADER_BYTES, GenericCodec, Schema, frame_header
 
 __all__ = ["KeySocket"]
@@ -59,12 +59,17 @@ class KeySocket:
 
         Raises GatewayUnavailable if the connection is lost on the way, and what ended the socket.
         """
+        import websockets
+
         socket = await self._open()
-        if self._is_json:
-            await socket.send(json.dumps({"type": message, "data": data}))
-            return
-        schema_id, codec = await self._codec_named(socket, message)
-        await socket.send(codec.encode(codec.from_json(data), prefix=frame_header(schema_id)))
+        try:
+            if self._is_json:
+                await socket.send(json_text({"type": message, "data": data}))
+                return
+            schema_id, codec = await self._codec_named(socket, message)
+            await socket.send(codec.encode(codec.from_json(data), prefix=frame_header(schema_id)))
+        except websockets.ConnectionClosed as error:
+            raise GatewayUnavailable(0, "the connection was lost", outcome_known=False) from error
 
     async def close(self) -> None:
         """End the socket."""
@@ -73,26 +78,26 @@ class KeySocket:
 
     async def _open(self) -> Any:  # noqa: ANN401
         """Return the socket, when it is open."""
-        opening = asyncio.ensure_future(self._opened.wait())
-        await asyncio.wait({opening, self._running}, return_when=asyncio.FIRST_COMPLETED)
-        opening.cancel()
-        if self._running.done():
-            raise self._error or Closed("the socket")
+        while self._socket is None or self._running.done():
+            opening = asyncio.ensure_future(self._opened.wait())
+            await asyncio.wait({opening, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            opening.cancel()
+            if self._running.done():
+                raise self._error or Closed("the socket")
         return self._socket
 
     async def _run(self) -> None:
         try:
-            failures = 0
+            retries = Retries(self._options.backoff)
             while True:
                 ended = await ended_of(open_socket(self._options, [_JSON] if self._is_json else []), self._serve)
                 self._disconnected()
-                failures = 1 if ended.was_open else failures + 1
-                refusal = await self._options.refusal(ended, failures)
+                refusal = await self._options.refusal(ended, retries)
                 if refusal is not None:
                     self._error = refusal
                     return
-                await asyncio.sleep(self._options.backoff.delay_s(failures))
-        except HeadraceError as error:
+                await retries.wait(ended.open_s)
+        except Exception as error:  # whoever reads must hear of it, or it would look like an end in order
             self._error = error
 
     async def _serve(self, socket: Any) -> None:  # noqa: ANN401

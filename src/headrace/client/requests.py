@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from headrace.client.collecting import CollectionSubscription
-from headrace.client.connection import ClientConnection
+from headrace.client.connection import ClientConnection, Retries
 from headrace.client.subscriptions import ApplyDelta, KeySubscription
 from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, HeadraceError
 from headrace.observe import get_logger
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # it comes with the extra `client`
 __all__ = ["GatewayEngine", "GatewayJournal", "GatewayState", "HttpRequests", "VersionedValue", "problem_error"]
 
 _MOST_WAITING = 10_000
+_SILENCE_S = 60.0  # of a stream that shows that it is alive; a connection may end without a word
 _logger = get_logger(__name__)
 
 
@@ -43,8 +44,11 @@ def problem_error(problem: Mapping[str, Any]) -> HeadraceError:
 class HttpRequests:
     """Sends requests with the token. Raises GatewayRefused and GatewayUnavailable."""
 
-    def __init__(self, http: httpx.AsyncClient, token: Callable[[], Awaitable[str | None]]) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, token: Callable[[], Awaitable[str | None]], *, has_fresh_tokens: bool = False
+    ) -> None:
         self.http = http
+        self.has_fresh_tokens = has_fresh_tokens
         self._token = token
 
     async def send(
@@ -111,7 +115,10 @@ class GatewayState:
         """Return a value with its version; None if the key has none."""
         query = {"max_staleness_s": max_staleness_s}
         response = await self._requests.send("GET", self._path(key), query=query, or_none=True)
-        return None if response is None else VersionedValue(response.json(), int(response.headers["etag"].strip('"')))
+        if response is None:
+            return None
+        # A proxy that compresses answers marks their ETags as weak.
+        return VersionedValue(response.json(), int(response.headers["etag"].removeprefix("W/").strip('"')))
 
     async def put(
         self,
@@ -140,12 +147,12 @@ class GatewayState:
 
     async def count(self) -> int:
         """Return how many keys have a value."""
-        path = f"/keyspaces/{_segment(self._keyspace)}/counts/{_segment(self._name)}"
+        path = f"/keyspaces/{path_segment(self._keyspace)}/counts/{path_segment(self._name)}"
         return int((await self._requests.json("GET", path))["count"])
 
     async def find(self, index: str, value: Any, *, limit: int | None = None) -> list[dict[str, Any]]:  # noqa: ANN401
         """Return the pairs that an index has under a value."""
-        path = f"/keyspaces/{_segment(self._keyspace)}/indexes/{_segment(self._name)}/{_segment(index)}"
+        path = f"/keyspaces/{path_segment(self._keyspace)}/indexes/{path_segment(self._name)}/{path_segment(index)}"
         found = await self._requests.json("GET", path, query={"value": json.dumps(value), "limit": limit})
         return list(found["pairs"])
 
@@ -165,6 +172,8 @@ class GatewayState:
         With `deltas` changes may come as increments; `apply_delta(value, delta)` makes them whole.
         """
         request = {**self._request("subscribe", format, deltas), "key": key_text(key), "token": token}
+        if after is not None and not isinstance(after, str):
+            raise BadArgument("after", after, "it is the offset of a change, which is text")
         subscription = KeySubscription(
             self._connection.new_number(),
             request,
@@ -201,8 +210,8 @@ class GatewayState:
         return {"op": op, "keyspace": self._keyspace, "state": self._name, "format": form, "deltas": deltas}
 
     def _path(self, key: Any = None) -> str:  # noqa: ANN401
-        path = f"/keyspaces/{_segment(self._keyspace)}/states/{_segment(self._name)}"
-        return path if key is None else f"{path}/{_segment(key_text(key))}"
+        path = f"/keyspaces/{path_segment(self._keyspace)}/states/{path_segment(self._name)}"
+        return path if key is None else f"{path}/{path_segment(key_text(key))}"
 
 
 class GatewayEngine:
@@ -210,11 +219,11 @@ class GatewayEngine:
 
     def __init__(self, requests: HttpRequests, name: str) -> None:
         self._requests = requests
-        self._path = f"/engines/{_segment(name)}"
+        self._path = f"/engines/{path_segment(name)}"
 
     async def get(self, aggregate: str) -> dict[str, Any] | None:
         """Return the committed state of an aggregate with `state`, `version` and `since`; None if there is none."""
-        found = await self._requests.json("GET", f"{self._path}/{_segment(aggregate)}", or_none=True)
+        found = await self._requests.json("GET", f"{self._path}/{path_segment(aggregate)}", or_none=True)
         return None if found is None else dict(found)
 
     async def command(
@@ -229,7 +238,7 @@ class GatewayEngine:
     ) -> dict[str, Any]:
         """Send a command and return what it led to. It is done once, however often it is sent with one key."""
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex, **_condition(version)}
-        path = f"{self._path}/{_segment(aggregate)}/commands/{_segment(command)}"
+        path = f"{self._path}/{path_segment(aggregate)}/commands/{path_segment(command)}"
         return dict(await self._requests.json("POST", path, headers=headers, body=dict(data), query={"since": since}))
 
 
@@ -238,7 +247,7 @@ class GatewayJournal:
 
     def __init__(self, requests: HttpRequests, topic: str) -> None:
         self._requests = requests
-        self._path = f"/journals/{_segment(topic)}"
+        self._path = f"/journals/{path_segment(topic)}"
 
     async def read(
         self, key: str, *, start: int | None = None, to: int | None = None, limit: int | None = None
@@ -274,7 +283,7 @@ class GatewayJournal:
         return await self._requests.json("POST", f"{self._one(key)}/purge")
 
     def _one(self, key: str) -> str:
-        return f"{self._path}/{_segment(key)}"
+        return f"{self._path}/{path_segment(key)}"
 
 
 async def tagged_events(
@@ -282,29 +291,43 @@ async def tagged_events(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of tags as they are written: server-sent events, resumed after the last one that came.
 
-    Raises GatewayRefused if coming back would not help, as with 410: the events were removed because of their age.
+    A stream whose token has ended is resumed with a new one, if the token is a function. Raises GatewayRefused if
+    coming back would not help, as with 410: the events were removed because of their age.
     """
     import httpx
 
-    failures = 0
+    retries = Retries(backoff)
     while True:
         headers = await requests.headers({"accept": "text/event-stream", "last-event-id": after})
+        opened_s: float | None = None
         try:
+            timeout = httpx.Timeout(10.0, read=_SILENCE_S)
             async with requests.http.stream(
-                "GET", "/events", params={"tag": list(tags)}, headers=headers, timeout=httpx.Timeout(10.0, read=None)
+                "GET", "/events", params={"tag": list(tags)}, headers=headers, timeout=timeout
             ) as response:
                 if not response.is_success:
                     raise problem_error(problem_of_response(response.status_code, await response.aread()))
-                async for event in server_events(response.aiter_lines()):
-                    failures = 0
+                opened_s = time.monotonic()
+                async for event in server_events(_lines(response.aiter_bytes())):
                     if event["event"] == "problem":
                         raise problem_error(json.loads(event["data"]))
                     yield {**json.loads(event["data"]), "tag_offset": event["id"]}
                     after = event["id"]
         except (httpx.TransportError, GatewayUnavailable) as error:
             _logger.debug("stream of events lost", error=repr(error))
-        failures += 1
-        await asyncio.sleep(backoff.delay_s(failures))
+        except GatewayRefused as error:
+            if error.status != 401 or not requests.has_fresh_tokens or not retries.may_renew_token():
+                raise
+        await retries.wait(0.0 if opened_s is None else time.monotonic() - opened_s)
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the lines of a stream. Other characters that end lines of text, such as U+2028, may stand in a payload."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode()
 
 
 async def server_events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, str]]:
@@ -326,8 +349,16 @@ def key_text(key: Any) -> str:  # noqa: ANN401
     return json.dumps(list(key)) if isinstance(key, tuple | list) else str(key)
 
 
-def _segment(text: str) -> str:
-    return quote(text, safe="")
+def path_segment(text: str) -> str:
+    """Return a text as a segment of a path. Raises BadArgument for one that no path can hold."""
+    try:
+        found = quote(text, safe="")
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadArgument("name", repr(text)[:60], "a name, a key or an id is text of whole characters") from error
+    if not found:
+        raise BadArgument("name", text, "an empty name, key or id can't stand in a path")
+    # Dots alone would lead to another place; as codes they stand for themselves.
+    return found if found.strip(".") or len(found) > 2 else found.replace(".", "%2E")
 
 
 def _condition(version: int | Literal["none"] | None) -> dict[str, str | None]:

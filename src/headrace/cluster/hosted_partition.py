@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from headrace.cluster.members import ClusterView, GroupSpec, Holding
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener
-from headrace.cluster.routing import PartitionRequest
+from headrace.cluster.requests import PartitionRequest
 from headrace.errors import Closed, HeadraceError, Misconfigured
 from headrace.model import TopicPartition
 from headrace.observe import get_logger

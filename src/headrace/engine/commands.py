@@ -16,6 +16,7 @@ from headrace.errors import BadArgument, HeadraceError, NotReadable, OperationFa
 from headrace.model import MAX_SEQ_NR
 from headrace.protocol import check_id, check_text
 from headrace.state import RESERVED_PREFIX, BatchName, ValueCodec, parse_batch
+from headrace.store import MAX_ID_BYTES
 
 __all__ = [
     "AggregateAnswer",
@@ -197,6 +198,8 @@ def failed_reply(error: HeadraceError) -> FailedReply:
 
 def check_aggregate_id(aggregate: object) -> str:
     """Return the id if an aggregate can have it. Raises BadArgument."""
+    if type(aggregate) is str and aggregate.isascii() and 0 < len(aggregate) <= MAX_ID_BYTES and aggregate[0] != "\0":
+        return aggregate  # the usual case
     text = check_id(aggregate)
     if text.encode().startswith(RESERVED_PREFIX):
         raise BadArgument("aggregate", text, "ids that begin with NUL and 'hr' are Headrace's own")
@@ -243,11 +246,7 @@ def result_of(
         case SuccessReply():
             return Success(
                 state=codec.decode(reply.state) if reply.state is not None else None,
-                events=tuple(
-                    event
-                    for each in msgspec.json.decode(reply.events)
-                    for event in engine.events.events_of(each, "an event of a reply")
-                ),
+                events=engine.events.events_in(reply.events, "an event of a reply"),
                 version=reply.version,
                 value=msgspec.json.decode(reply.value) if reply.value is not None else None,
                 since=str(since),

@@ -23,7 +23,7 @@ from headrace.engine.timer_loop import SubmitWork
 from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, Refused, UnreadableRecord
 from headrace.log import Log
-from headrace.model import Bounds, NewRecord, Record, TopicPartition
+from headrace.model import Bounds, NewRecord, Record, TopicPartition, size_of
 from headrace.observe import get_logger
 from headrace.runtime import Backoff, crash_point
 from headrace.state import BatchName
@@ -91,7 +91,7 @@ class WrittenRecords:
         """Return the records and the place behind them; None if they were written before."""
         if self._places.is_done(self._span):
             return None
-        handled = HandledCommand(NOTHING_DONE, records=self._records)
+        handled = HandledCommand(NOTHING_DONE, records=self._records, size_bytes=sum(map(size_of, self._records)))
         return WorkOutcome(handled, {self._span.key: self._places.finish(self._span)})
 
 

@@ -63,7 +63,6 @@ SOCKET_PATH = b"/socket"
 TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
 _MOST_TRACE_STATE = 512
-_NO_QUERY = QueryParams("")
 _is_logged = logging.getLogger(__name__).isEnabledFor
 
 
@@ -287,7 +286,7 @@ class GatewayApp:
         return GatewayRequest(
             match.route,
             match.path,
-            QueryParams(scope["query_string"]) if scope["query_string"] else _NO_QUERY,
+            exchange.query,
             exchange.headers,
             body,
             caller,

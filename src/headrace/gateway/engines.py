@@ -128,7 +128,7 @@ def _command_of(client: EngineClient[Any], request: GatewayRequest) -> Any:  # n
     try:
         return client.engine.commands.decode(name, request.body)
     except NotReadable as error:
-        raise BadArgument("body", "…", f"it has the fields of {name}: {error.reason}") from error
+        raise BadArgument("body", "…", f"it must have the fields of {name}: {error.reason}") from error
 
 
 def _command_id_of(request: GatewayRequest) -> str | None:

@@ -7,8 +7,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import BadArgument, BodyTooLarge
@@ -27,6 +28,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROCESS_ID = secrets.token_hex(8)  # with a number behind it, a request's id is unique without asking the system again
 _request_numbers = itertools.count(1)
+_NO_QUERY = QueryParams("")
 # A request with any of them has credentials, a body, a deadline or a trace of its own.
 _NOT_PLAIN = frozenset(
     {
@@ -167,6 +169,19 @@ class Exchange:
     def method_label(self) -> str:
         """The method as metrics show it: callers must not make up labels."""
         return self.scope["method"] if self.scope["method"] in _METHODS else "other"
+
+    @property
+    def query(self) -> QueryParams:
+        """The parameters behind the path. Raises BadArgument for what is no text: it must not pass for another one."""
+        sent: bytes = self.scope["query_string"]
+        if not sent:
+            return _NO_QUERY
+        if b"%" in sent:
+            try:
+                unquote_to_bytes(sent).decode()
+            except UnicodeDecodeError as error:
+                raise BadArgument("query", sent[:60].decode("latin-1"), "it is UTF-8, percent-encoded") from error
+        return QueryParams(sent)
 
     @property
     def address(self) -> str:

@@ -33,6 +33,7 @@ __all__ = ["RunningGateway", "check_protected", "serving"]
 _logger = get_logger(__name__)
 _KEEP_ALIVE_S = 5
 _BACKLOG = 2048
+_FRAMING_PER_BYTE = 16  # of a body in chunks: more around each of its bytes than clients have reason to send
 
 
 class RunningGateway:
@@ -52,7 +53,7 @@ async def serving(app: GatewayApp, settings: GatewaySettings) -> AsyncIterator[R
     check_protected(settings)
     config = _config_of(app, settings)
     listener = _bound(settings)
-    server = _Server(config)
+    server = _Server(config, handshake_s=settings.header_timeout_s)
     ended = asyncio.ensure_future(server.serve(sockets=[listener]))
     started = asyncio.ensure_future(server.has_started.wait())
     try:
@@ -87,13 +88,26 @@ def check_protected(settings: GatewaySettings) -> None:
 class _Server(uvicorn.Server):
     """A server that leaves signals to the program, and tells when it has started."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, handshake_s: float) -> None:
         super().__init__(config)
         self.has_started = asyncio.Event()
+        self._handshake_s = handshake_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Start the application, then listen: a client of TLS has no longer for its handshake than for its headers."""
+        await super().startup(sockets=[])
+        limits = {"ssl_handshake_timeout": self._handshake_s} if self.config.ssl is not None else {}
+        for each in sockets or ():
+            listening = asyncio.get_running_loop().create_server(
+                self._new_protocol, sock=each, ssl=self.config.ssl, backlog=self.config.backlog, **limits
+            )
+            self.servers.append(await listening)
         self.has_started.set()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -161,6 +175,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._address: str | None = None
         self._head_bytes = 0
         self._is_in_head = True
+        self._is_in_body = False
+        self._body_bytes = 0
+        self._framing_bytes = 0
         self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -182,14 +199,31 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head that is not complete yet; feed the parser."""
+        """Count the bytes of a head that is not complete yet, and those around a body; feed the parser.
+
+        Empty lines before a head belong to it: their sender must not keep the connection by them.
+        """
         if self._is_refused:
             return
+        if not self._is_in_head and not self._is_in_body:
+            self._begin_head()
         if self._is_in_head:
             self._head_bytes += len(data)
+        was_in_body, body_bytes = self._is_in_body, self._body_bytes
         super().data_received(data)
-        if self._is_in_head and not self._is_refused and self._head_bytes > self._guards.max_header_bytes:
+        if was_in_body and self._is_in_body:
+            self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Refuse a request whose head is too large, or what stands around its body."""
+        if self._is_refused:
+            return
+        most_framing = self._guards.max_header_bytes + _FRAMING_PER_BYTE * self._body_bytes
+        if self._is_in_head and self._head_bytes > self._guards.max_header_bytes:
             self._refuse(431, "headers", "the request's headers are too large")
+        elif self._is_in_body and self._framing_bytes > most_framing:
+            self._refuse(431, "headers", "the request has too much beside its body")
 
     def on_message_begin(self) -> None:
         """Begin a head: the time for it runs from its first byte."""
@@ -197,9 +231,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._is_in_head:
             self._begin_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those behind a body are left out: they come too late to say anything about the request."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """End a head; one that is too large gets no further."""
-        self._is_in_head = False
+        self._is_in_head, self._is_in_body = False, True
+        self._body_bytes = self._framing_bytes = 0
         self._stop_head_timer()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self._guards.max_header_bytes:
@@ -209,11 +249,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, unless the request was refused."""
+        self._body_bytes += len(body)
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, unless it was refused."""
+        self._is_in_body = False
         if not self._is_refused:
             super().on_message_complete()
 

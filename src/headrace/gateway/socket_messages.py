@@ -43,7 +43,7 @@ class SocketMessages:
         try:
             client, message, key = self._checked(request)
         except HeadraceError as error:
-            await self._refuse(request.id, error)
+            await self.refuse(request.id, error)
             return
         place = (request.keyspace, key)
         task = asyncio.ensure_future(self._send(self._last.get(place), client, message, request))
@@ -80,11 +80,12 @@ class SocketMessages:
         try:
             reply = await client.ack(message, message_id=request.message_id)
         except Exception as error:  # what a handler raises is an answer, as over HTTP
-            await self._refuse(request.id, error)
+            await self.refuse(request.id, error)
             return
         await self._say(msgspec.json.encode({"op": "published", "id": request.id, "reply": json_of(reply)}).decode())
 
-    async def _refuse(self, number: int, error: BaseException) -> None:
+    async def refuse(self, number: int, error: BaseException) -> None:
+        """Tell the client that a message was not handled, and why."""
         refused = {"op": "refused", "id": number, "problem": problem_of(error).to_json("")}
         await self._say(msgspec.json.encode(refused).decode())
 

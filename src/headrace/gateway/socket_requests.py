@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 
-__all__ = ["MANY_KEYS", "Collect", "Publish", "SocketRequest", "Subscribe", "Unsubscribe", "socket_request"]
+__all__ = ["MANY_KEYS", "Collect", "Publish", "SocketRequest", "Subscribe", "Unsubscribe", "asked_in", "socket_request"]
 
 MANY_KEYS = "headrace.v1"
 
@@ -70,8 +70,25 @@ SocketRequest: TypeAlias = Subscribe | Collect | Unsubscribe | Publish
 _requests: msgspec.json.Decoder[SocketRequest] = msgspec.json.Decoder(SocketRequest)
 
 
+class _Numbered(msgspec.Struct, frozen=True):
+    id: int
+    op: str = ""
+
+
+def asked_in(frame: str | bytes) -> tuple[int, str] | None:
+    """Return the number and the kind of a request that is wrong in another part; None if it has no number.
+
+    What is wrong with one request is told to that one alone: the others of the socket go on.
+    """
+    try:
+        found = msgspec.json.decode(frame, type=_Numbered)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found.id, found.op
+
+
 def socket_request(frame: str | bytes) -> SocketRequest:
-    """Return what a frame asks for. Raises BadArgument, which ends the socket: the two sides do not understand."""
+    """Return what a frame asks for. Raises BadArgument."""
     try:
         return _requests.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -89,6 +89,7 @@ class SocketTypes:
         self.messages: dict[str, MessageForm] = {each.schema_name: each for each in messages.values()}
         specs = served.spec.state_specs(partitions=1)
         self._subjects = [subject_of(spec.topic) for spec in specs.values()]
+        self._subjects += [subject_of(spec.delta_topic) for spec in specs.values() if spec.delta is not None]
         self._subjects += [subject_of(f"{served.spec.name}.{each.name}") for each in messages.values()]
 
     async def by_name(self, name: str) -> bytes:

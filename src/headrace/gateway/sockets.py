@@ -34,7 +34,15 @@ from headrace.gateway.problems import problem_of
 from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
 from headrace.gateway.socket_collections import send_collection
 from headrace.gateway.socket_messages import SocketMessages
-from headrace.gateway.socket_requests import MANY_KEYS, Collect, Publish, Subscribe, Unsubscribe, socket_request
+from headrace.gateway.socket_requests import (
+    MANY_KEYS,
+    Collect,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    asked_in,
+    socket_request,
+)
 from headrace.gateway.socket_wire import SocketLeft, SocketTypes, SocketWire
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
@@ -377,18 +385,32 @@ class _ManySocket(_Socket):
                 self.charge()
                 await self.say(await self._schema(asked))
                 continue
-            request = socket_request(frame)
             try:
-                self.charge()
-                if isinstance(request, Publish):
-                    await self._messages.take(request)
-                    continue
-                if isinstance(request, Unsubscribe):
-                    await self._unsubscribe(request.id)
-                else:
-                    self._subscribe(request)
+                await self._take_request(frame)
             except HeadraceError as error:
-                await self._tell(request.id, error)
+                await self._refuse_request(frame, error)
+
+    async def _take_request(self, frame: str | bytes) -> None:
+        """Do what a frame asks for. Raises what refuses it."""
+        self.charge()
+        request = socket_request(frame)
+        if isinstance(request, Publish):
+            await self._messages.take(request)
+        elif isinstance(request, Unsubscribe):
+            await self._unsubscribe(request.id)
+        else:
+            self._subscribe(request)
+
+    async def _refuse_request(self, frame: str | bytes, error: HeadraceError) -> None:
+        """Tell a request that it is refused. Raises the error if it has no number: that ends the socket."""
+        asked = asked_in(frame)
+        if asked is None:
+            raise error
+        number, kind = asked
+        if kind == "publish":
+            await self._messages.refuse(number, error)
+        else:
+            await self._tell(number, error)
 
     async def _schema(self, schema_id: int) -> bytes:
         """Return the frame with a schema of a keyspace that the caller may read. Raises UnknownSchema."""

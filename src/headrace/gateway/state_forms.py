@@ -68,7 +68,7 @@ class StateForm:
 
     def prefix(self, text: str) -> tuple[Any, ...]:
         """Return the first parts of a compound key, from a JSON list. Raises BadArgument."""
-        rule = f"it is a JSON list of the first parts of a key of state {self.name!r}"
+        rule = f"it must be a JSON list of the first parts of a key of state {self.name!r}"
         try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:

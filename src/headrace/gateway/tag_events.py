@@ -169,7 +169,7 @@ def _after_of(text: str | None) -> After:
         return text
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:  # the latter for the first or last day of all, in another zone
         rule = "it is the tag_offset of an event, or a time as 2026-01-31T12:00Z"
         raise BadArgument("after", text[:60], rule) from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

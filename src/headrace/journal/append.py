@@ -26,10 +26,10 @@ from headrace.errors import (
 from headrace.journal.attempts import AppendAttempt, RememberedAppends, Tries
 from headrace.journal.read import JournalReader
 from headrace.journal.topology import Routed, Topology
+from headrace.journal.traces import with_trace_context
 from headrace.journal.window import KnownJournalState, without_skipped
 from headrace.log import Log
 from headrace.model import Event, Headers, NewRecord, Position, TopicPartition, WrittenPosition
-from headrace.observe import inject
 from headrace.protocol import (
     MAX_METADATA_BYTES,
     MAX_VALUE_BYTES,
@@ -59,7 +59,6 @@ from headrace.store import JournalMeta, Place
 
 __all__ = ["AppendOptions", "AppendedEvents", "JournalWriter", "NewAppend", "new_append", "record_of"]
 
-_TRACE_PARENT = "traceparent"
 _canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -107,9 +106,7 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def traced(self) -> NewAppend:
         """Return the append with the current span in its headers, unless the application gave one or there is none."""
-        if any(name == _TRACE_PARENT for name, _ in self.headers):
-            return self
-        headers = inject(self.headers)
+        headers = with_trace_context(self.headers)
         return self if headers is self.headers else msgspec.structs.replace(self, headers=headers)
 
     def record(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import BadArgument, PushRefused
+from headrace.errors import BadArgument, OperationFailed, PushRefused
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.push_storage import PushLetter, PushStorage
@@ -127,20 +127,23 @@ class PushRunner:
 
     async def _feed(self, failed: asyncio.Future[None]) -> None:
         """Hand the events of each partition to its lane. When a lane is full, the other partitions wait, too."""
-        is_first, has_begun = not self._storage.places, False
+        is_first, fresh = not self._storage.places, set[int]()
         found = self._client.collection(self._state, after=dict(self._storage.places))
         async with contextlib.aclosing(found) as events:  # type: ignore[type-var]
             async for event in events:
                 if event.kind == "begin":
                     # A second beginning is a resize: what changed meanwhile is only known from the values.
-                    is_first, has_begun = is_first and not has_begun, True
+                    is_first, fresh = False, set(event.partitions) if is_first else set()
                     await self._end_lanes()
                     self._lanes = {each: _Lane(self, each, failed) for each in event.partitions}
                     self._look_ready()
                     continue
                 lane = self._lanes[event.partition]
-                for change in () if is_first and event.kind == "pairs" else _changes_of(event):
+                # What is there before the first start is not pushed; a later snapshot stands for changes.
+                for change in () if event.kind == "pairs" and event.partition in fresh else _changes_of(event):
                     await lane.put(change)
+                if event.kind == "ready":
+                    fresh.discard(event.partition)
                 if event.token:
                     await lane.put(event.token)
 
@@ -171,7 +174,7 @@ class PushRunner:
         for attempt in range(1, attempts + 1):
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self._hook.push(change)
+                    await _pushed(self._hook, change)
             except Exception as error:  # whatever a hook raises is about this change
                 PUSHED.labels(self.name, "failed").inc()
                 _logger.warning("push failed", hook=self.name, id=change.id, attempt=attempt, error=repr(error))
@@ -183,6 +186,17 @@ class PushRunner:
                 PUSHED.labels(self.name, "pushed").inc()
                 return None
         return None
+
+
+async def _pushed(hook: PushHook, change: PushedChange) -> None:
+    """Push a change. Raises OperationFailed if something that the hook waited for was cancelled, and not the hook."""
+    try:
+        await hook.push(change)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise OperationFailed("a push", "what the hook waited for was cancelled") from error
 
 
 class _Lane:

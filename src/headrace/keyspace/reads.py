@@ -125,6 +125,8 @@ async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage
         await states.check_token(asked.state, token, timeout_s=asked.wait_s)
     topic_id = replica.topic.topic_id
     is_lagged = asked.topic_id is not None and asked.topic_id != topic_id
+    # Of a log that was restored, or of another partition: to wait for the offset would be to leave changes out.
+    is_lagged = is_lagged or (asked.after is not None and await states.is_beyond_log(asked.state, asked.after))
     subscription = replica.feed.subscribe(asked.key, after=asked.after, is_lagged=is_lagged, heartbeat_s=asked.wait_s)
     try:
         return await _page_of(subscription, topic_id, asked)

@@ -7,6 +7,7 @@ the record's place, so keyspaces do them once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
@@ -33,10 +34,11 @@ _logger = get_logger(__name__)
 
 
 class StreamContext:
-    """One record's way to keyspaces."""
+    """One record's way to keyspaces. Other streams of the topic may ask the same keys: ids have the group in them."""
 
-    def __init__(self, at: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
+    def __init__(self, at: str, client_of: Callable[[type[Keyspace]], KeyspaceClient], group: str) -> None:
         self.record_id = at
+        self._stream = hashlib.blake2b(group.encode(), digest_size=8).hexdigest()
         self._client_of = client_of
         self._asks = 0
 
@@ -44,7 +46,7 @@ class StreamContext:
         """Ask a keyspace; if the record is handled again, the message is not."""
         self._asks += 1
         return await self._client_of(keyspace).ask(
-            message, message_id=f"{self.record_id}/{self._asks}", timeout_s=timeout_s
+            message, message_id=f"{self._stream}/{self.record_id}/{self._asks}", timeout_s=timeout_s
         )
 
 
@@ -89,9 +91,10 @@ class InputStream:
                 if self._value is not None and self._codec is None:
                     self._codec = await codec_of(self._value, self.topic, registry)
                 member = await log.groups.join(self.group, [self.topic], start_at=self._start)
+                waiting: list[Record] = []
                 try:
                     while True:
-                        await self._take(member, topic_id, client_of)
+                        await self._take(member, waiting, topic_id, client_of)
                         failures = 0
                 finally:
                     await member.leave()
@@ -101,31 +104,47 @@ class InputStream:
                 _logger.warning("a stream stops for a while", topic=self.topic, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
-    async def _take(self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
-        by_partition: dict[TopicPartition, list[Record]] = {}
-        for record in await member.poll():
-            by_partition.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    async def _take(
+        self,
+        member: Member,
+        waiting: list[Record],
+        topic_id: str,
+        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+    ) -> None:
+        """Handle the records that wait, or else those that come; what comes meanwhile waits for the next turn."""
+        taken = _by_partition(waiting or await member.poll())
+        waiting.clear()
+        # The records of a partition that was lost are the next member's, or come again.
+        by_partition = {at: records for at, records in taken.items() if at in member.assignment}
+        await member.pause([at for at in taken if at not in by_partition], paused=False)
         if not by_partition:
             return
         handling = asyncio.gather(
             *(self._handle(member, at, records, topic_id, client_of) for at, records in by_partition.items())
         )
         try:
-            await self._stay(member, by_partition, handling)
+            await self._stay(member, by_partition, handling, waiting)
         finally:
             handling.cancel()
 
-    async def _stay(self, member: Member, at: Iterable[TopicPartition], handling: asyncio.Future[Any]) -> None:
-        """Take part in the group while records are being handled: one that is not heard of loses its partitions."""
+    async def _stay(
+        self, member: Member, at: Iterable[TopicPartition], handling: asyncio.Future[Any], waiting: list[Record]
+    ) -> None:
+        """Take part in the group while records are being handled: one that is not heard of loses its partitions.
+
+        Other partitions may have records for that long; their first ones wait here, and the rest in the log.
+        """
         await member.pause(at, paused=True)
         try:
             while not handling.done():
                 await asyncio.wait([handling], timeout=0.05)
-                if not handling.done():
-                    await member.poll(timeout_s=0.05)
+                if not handling.done() and (more := await member.poll(timeout_s=0.05)):
+                    waiting += more
+                    await member.pause([each for each in _by_partition(more) if each in member.assignment], paused=True)
             handling.result()
         finally:
-            await member.pause([each for each in at if each in member.assignment], paused=False)
+            kept = _by_partition(waiting)
+            await member.pause([each for each in member.assignment if each not in kept], paused=False)
 
     async def _handle(
         self,
@@ -137,7 +156,7 @@ class InputStream:
     ) -> None:
         for record in records:
             for attempt in range(1, 1 << 30):
-                context = StreamContext(f"{topic_id}/{record.partition}/{record.offset}", client_of)
+                context = StreamContext(f"{topic_id}/{record.partition}/{record.offset}", client_of, self.group)
                 try:
                     await self._function(await self._decoded(record), context)
                     STREAMED.labels(self.topic, "handled").inc()
@@ -161,3 +180,10 @@ class InputStream:
             return None
         await self._codec.prepare(record.value)
         return self._codec.decode(record.value)
+
+
+def _by_partition(records: Iterable[Record]) -> dict[TopicPartition, list[Record]]:
+    found: dict[TopicPartition, list[Record]] = {}
+    for record in records:
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    return found

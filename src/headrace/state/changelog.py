@@ -9,6 +9,7 @@ machinery of ownership and are not shown.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.errors import ImpossibleTopicChange, WrongPartitionCount, WrongStateTopic
@@ -119,6 +120,7 @@ def batch_header_of(headers: Headers) -> bytes | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def parse_batch(header: bytes | None) -> BatchName | None:
     """Return the name in the header; None if there is none, or if it is not `epoch:number`."""
     epoch, _, number = (header or b"").partition(b":")

@@ -233,7 +233,14 @@ class StatePartition:
 
     def state(self, spec: StateSpec[K, V], unit: UnitOfWork | None = None) -> State[K, V]:
         """Return a state: each call a transaction of its own, or all of them part of a unit of work."""
-        return State(self.replica(spec.name), self._queue, self._locks, delta=self._deltas.get(spec.name), unit=unit)
+        return State(
+            self.replica(spec.name),
+            self._queue,
+            self._locks,
+            check_fresh=self.check_fresh,
+            delta=self._deltas.get(spec.name),
+            unit=unit,
+        )
 
     def replica(self, name: str) -> StateReplica:
         """Return the copy of a state. Raises BadArgument."""
@@ -259,6 +266,14 @@ class StatePartition:
         if not replica.is_owned or offset < (replica.complete_offset or 0):
             return False
         return offset < (await self._log.bounds(replica.at)).high_watermark
+
+    async def is_beyond_log(self, name: str, offset: int) -> bool:
+        """Return True if the log of a state ends before an offset, so that it can't have been shown by this log."""
+        replica = self.replica(name)
+        last = replica.feed.last_offset
+        if last is None or offset <= last:
+            return False
+        return offset >= (await self._log.bounds(replica.at)).high_watermark
 
     async def check_token(self, name: str, token: ConsistencyToken, *, timeout_s: float) -> None:
         """Refuse a read of a state if its copy lacks what the token names.

@@ -104,7 +104,8 @@ class StateReplica:
         self.owner_offset: int | None = None
         self.is_owned = False
         self._moved = asyncio.Event()
-        self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
+        source = FeedSource(spec.name, self._visible, lambda: self.age_ms)
+        self.feed = ChangeFeed(source, is_followed=spec.is_followed)
 
     # What the copy is worth.
 
@@ -377,9 +378,9 @@ class StateReplica:
 
     def _fold(self, changes: Sequence[ChangelogRecord]) -> FoldedChanges:
         default_ttl_ms = self.spec.ttl_ms
-        if self.feed.is_idle and not self.has_indexes:
-            return fold_rows(changes, self._store.get, default_ttl_ms=default_ttl_ms)
         index = self._index if self.has_indexes else None
+        if self.feed.is_idle:
+            return fold_rows(changes, self._store.get, default_ttl_ms=default_ttl_ms, index=index)
         return fold_changes(changes, self.entry, default_ttl_ms=default_ttl_ms, index=index)
 
     def _keep_checkpoint_young(self, now: BootMoment) -> None:

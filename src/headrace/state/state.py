@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
@@ -29,6 +30,15 @@ D = TypeVar("D")
 
 _ATTEMPTS = 100
 _PAGE = 256
+_OFFSET = re.compile(r"-?[0-9]{1,18}")
+
+
+class CheckFresh(Protocol):
+    """Refuses a read that wants more than the copy of a state has."""
+
+    async def __call__(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
+        """Raise StateStale, StateOffline or TimedOut."""
+        ...
 
 
 class StateRead(NamedTuple, Generic[V]):
@@ -79,12 +89,14 @@ class State(Generic[K, V]):
         queue: CommitQueue,
         locks: KeyLocks,
         *,
+        check_fresh: CheckFresh,
         delta: ValueCodec[Any] | None = None,
         unit: UnitOfWork | None = None,
     ) -> None:
         self._replica = replica
         self._queue = queue
         self._locks = locks
+        self._check_fresh = check_fresh
         self._delta = delta
         self._unit = unit
 
@@ -93,10 +105,11 @@ class State(Generic[K, V]):
     async def get(self, key: K, *, max_staleness_s: float | None = None, at_least: int | None = None) -> V | None:
         """Return the value of a key; None if it has none, or if it is due.
 
-        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses. Raises StateStale.
+        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses; the owner holds every
+        offset that a standby has shown. Raises StateStale.
         """
         if max_staleness_s is not None or at_least is not None:
-            await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
+            await self._check_fresh(self._replica.spec.name, max_staleness_s=max_staleness_s, at_least=at_least)
         data = self._replica.keys.encode(key)
         if self._unit is None:
             entry = self._queue.read(self._replica, data)
@@ -264,8 +277,8 @@ class State(Generic[K, V]):
             raise WrongStateTopic(topic, problem, "set it (an hour is a good value), or read the state instead")
         if isinstance(after, str):
             topic_id, _, offset = after.rpartition(":")
-            if not offset.removeprefix("-").isdigit():
-                raise BadArgument("after", after, "it is an offset, or the token of a change")
+            if not _OFFSET.fullmatch(offset):
+                raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
             is_lagged, after = topic_id != self._replica.topic.topic_id, int(offset)
         data = None if key is None else self._replica.keys.encode(key)
         return feed.subscribe(data, after=after, is_lagged=is_lagged, heartbeat_s=heartbeat_s)

@@ -155,7 +155,9 @@ def fold_changes(
     folded, latest = FoldedChanges(), dict[bytes, StateEntry | None]()
     for record in records:
         previous = latest[record.key] if record.key in latest else find(record.key)
-        entry = _entry_of(record, default_ttl_ms, index)
+        value = record.write.value
+        found = tuple(index(value)) if index is not None and value is not None else ()
+        entry = _entry_of(record, default_ttl_ms, found)
         if entry is None and previous is None:
             continue
         latest[record.key] = entry
@@ -166,9 +168,13 @@ def fold_changes(
 
 
 def fold_rows(
-    records: Iterable[ChangelogRecord], find: Callable[[bytes], bytes | None], *, default_ttl_ms: int | None
+    records: Iterable[ChangelogRecord],
+    find: Callable[[bytes], bytes | None],
+    *,
+    default_ttl_ms: int | None,
+    index: Indexer | None = None,
 ) -> FoldedChanges:
-    """Do the same for a copy without indexes whose changes nobody follows: only rows, the last one of each.
+    """Do the same for a copy whose changes nobody follows: only rows, the last one of each.
 
     `find` returns a row as it is stored. A copy that is built from its log spends its time here.
     """
@@ -178,9 +184,10 @@ def fold_rows(
         before = rows[row] if row in rows else find(row)
         value, ttl_ms = record.write.value, record.write.ttl_ms
         is_plain = ttl_ms is None and default_ttl_ms is None and (before is None or before[_DERIVED] == _NO_DERIVED)
-        if not is_plain:
+        found = tuple(index(value)) if index is not None and value is not None else ()
+        if found or not is_plain:
             previous = None if before is None else decode_entry(before)
-            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, None)))
+            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, found)))
         elif value is not None:
             rows[row] = _HEAD.pack(record.offset, record.timestamp_ms, NEVER, 0) + value
         elif before is not None:
@@ -190,13 +197,14 @@ def fold_rows(
     return folded
 
 
-def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexer | None) -> StateEntry | None:
+def _entry_of(
+    record: ChangelogRecord, default_ttl_ms: int | None, index_rows: tuple[IndexRow, ...]
+) -> StateEntry | None:
     value, ttl_ms = record.write.value, record.write.ttl_ms
     if value is None:
         return None
     expires_ms = expires_at(record.timestamp_ms, default_ttl_ms if ttl_ms is None else ttl_ms)
-    rows = tuple(index(value)) if index is not None else ()
-    return StateEntry(value, record.offset, record.timestamp_ms, expires_ms, rows)
+    return StateEntry(value, record.offset, record.timestamp_ms, expires_ms, index_rows)
 
 
 def _row_changes(key: bytes, previous: StateEntry | None, entry: StateEntry | None) -> list[StoreWrite]:

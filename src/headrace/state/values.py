@@ -120,14 +120,19 @@ class JsonValues(PlainValues, Generic[V]):
         What could not be read back is refused: a dataclass does not check its fields itself.
         """
         try:
-            # Keys that are numbers become texts, as the sorted form needs them.
-            data = self._encoder.encode(msgspec.to_builtins(value, str_keys=True))
+            data = self._encoded(value)
             self._decoder.decode(data)
             if b"null" in data:
                 check_finite(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise NotStorable("the value", shown(value), f"JSON does not take it: {error}") from error
         return data
+
+    def _encoded(self, value: V) -> bytes:
+        try:
+            return self._encoder.encode(value)
+        except TypeError:  # keys that are numbers become texts, as the sorted form needs them
+            return self._encoder.encode(msgspec.to_builtins(value, str_keys=True))
 
     def decode(self, data: bytes) -> V:
         """Return the value."""

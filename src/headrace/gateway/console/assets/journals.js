@@ -55,27 +55,42 @@ function timeline(topic, id, signal) {
   const state = h("div", { class: "badges" });
   const events = h("ol", { class: "timeline" });
   const older = h("button", { type: "button", hidden: true }, "Older events");
+  const trouble = h("div", {});
   const history = h("div", {});
   const where = `journals/${path(topic, id)}`;
   let first = null; // the number of the oldest event that is shown
   let last = 0;
+  let lastOffset = null; // of the event with that number: of a journal that was purged and began again it is another one
 
   const page = async (from, to, each) => (await get(where, { query: { from, to, limit: PAGE, avro: "json" }, signal: each })).events;
   const newest = async (pointer, each) => {
+    if (last && (await page(last, last, each))[0]?.offset !== lastOffset) reset();
     if (pointer <= last) return;
     const from = Math.max(1, pointer - PAGE + 1, last + 1);
     const found = await page(from, pointer, each);
     if (last && from > last + 1) events.replaceChildren(); // more came than a page holds: the gap would not show
     if (first === null || from > last + 1) first = from;
     last = pointer;
+    lastOffset = found.at(-1)?.offset;
     events.prepend(...found.reverse().map(drawnEvent));
     older.hidden = first <= 1;
   };
   older.addEventListener("click", async () => {
     const to = first - 1;
-    first = Math.max(1, to - PAGE + 1);
-    events.append(...(await page(first, to, signal)).reverse().map(drawnEvent));
-    older.hidden = first <= 1;
+    const from = Math.max(1, to - PAGE + 1);
+    older.disabled = true;
+    try {
+      const found = await page(from, to, signal);
+      if (first !== to + 1) return; // the journal began again meanwhile
+      events.append(...found.reverse().map(drawnEvent));
+      first = from;
+      older.hidden = first <= 1;
+      trouble.replaceChildren();
+    } catch (error) {
+      if (!signal.aborted) trouble.replaceChildren(notice(`Older events can't be shown: ${error.message}`, "bad"));
+    } finally {
+      older.disabled = false;
+    }
   });
   const showHistory = async () => {
     history.replaceChildren(h("p", { class: "quiet" }, "Reading the log…"));
@@ -96,8 +111,8 @@ function timeline(topic, id, signal) {
       ? empty(`There is no journal ${id} in topic ${topic}.`)
       : [badge(`${count(pointer.pointer)} events written`, "accent"), Object.entries(tags ?? {}).map(([tag, n]) => h("a", { href: `#/tags/${path(tag)}` }, badge(`${tag} ${count(n)}`)))]);
   };
-  const reset = () => { events.replaceChildren(); first = null; last = 0; older.hidden = true; };
-  const element = h("div", {}, state, h("h2", {}, "Events, the newest first"), events, older,
+  const reset = () => { events.replaceChildren(); first = null; last = 0; lastOffset = null; older.hidden = true; };
+  const element = h("div", {}, state, h("h2", {}, "Events, the newest first"), events, trouble, older,
     h("h2", {}, "What happened to it"), h("p", {}, h("button", { type: "button", onclick: showHistory }, "Read every action in the log"),
       h("span", { class: "quiet small" }, " Appends, deletions and purges, also those that had no effect. It reads the journal’s partition.")), history);
   return { about: `A journal of topic ${topic}.`, element, refresh };
