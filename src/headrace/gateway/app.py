@@ -245,7 +245,7 @@ class GatewayApp:
         caller = scope[CALLER] = await self._caller(exchange)
         self._take_place(exchange, caller)
         if self._authentication.is_signed(exchange.headers):
-            return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
+            return _Handed(self._beside, exchange.replayed(await self._body_in_time(exchange)))
         return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
 
     async def _under_deadline(self, exchange: Exchange, match: Match) -> ASGIApp:
@@ -309,11 +309,21 @@ class GatewayApp:
         with self._in_flight.lent(caller.share):
             await self._suspension.wait()
 
+    async def _body_in_time(self, exchange: Exchange) -> bytes:
+        """Return the body of a request that has no deadline of its own. Raises TimedOut."""
+        within_s = self._settings.request_timeout_s
+        deadline = asyncio.timeout(within_s)
+        try:
+            async with deadline:
+                return await self._body(exchange)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TimedOut("reading the body of the request", within_s) from error
+
     async def _body(self, exchange: Exchange) -> bytes:
         try:
-            body = await exchange.body(
-                self._settings.max_body_bytes, self._bodies, within_s=self._settings.request_timeout_s
-            )
+            body = await exchange.body(self._settings.max_body_bytes, self._bodies)
         except BodyTooLarge:
             REFUSED.labels("body").inc()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import secrets
@@ -13,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.errors import BadArgument, BodyTooLarge, TimedOut
+from headrace.errors import BadArgument, BodyTooLarge
 from headrace.gateway.limits import BodyBytes
 from headrace.gateway.problems import problem_response
 from headrace.gateway.requests import GatewayRequest, ReadyResponse
@@ -241,31 +240,26 @@ class Exchange:
         if length.isdigit() and int(length[:20]) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
 
-    async def body(self, limit_bytes: int, held: BodyBytes, *, within_s: float) -> bytes:
-        """Return the whole body, whose bytes are held until the answer is sent.
+    async def body(self, limit_bytes: int, held: BodyBytes) -> bytes:
+        """Return the whole body, whose bytes are held until the answer is sent. How long it may take is the caller's.
 
-        Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
+        Raises BodyTooLarge as soon as that is known, Busy, ClientLeft.
         """
         if self._is_read:
             return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
         chunks: list[bytes] = []
-        deadline = asyncio.timeout(within_s)
-        try:
-            async with deadline:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeft
-                    chunk: bytes = message.get("body", b"")
-                    held.hold(len(chunk))
-                    self.places.hold(held.release, len(chunk))
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
-        except TimeoutError as error:
-            raise TimedOut("reading the body of the request", within_s) from error
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk: bytes = message.get("body", b"")
+            held.hold(len(chunk))
+            self.places.hold(held.release, len(chunk))
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
 
     def limited_receive(self, limit_bytes: int) -> Receive:
         """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""

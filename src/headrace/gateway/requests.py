@@ -1,4 +1,4 @@
-"""A request as handlers see it: checked parameters, the body, the form that the caller wants; and ready answers to it."""
+"""A request as handlers see it: checked parameters, the body, and what the caller wants; and answers that are ready."""
 
 from __future__ import annotations
 

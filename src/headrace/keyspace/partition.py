@@ -225,7 +225,7 @@ class KeyspacePartition:
             await self._settled(deadline_s)
 
     def read_at_once(self, state: str, key: bytes) -> CommittedValue | None:
-        """Return the value of a key, as its owner; None without one, or if this node is not the owner or has to wait."""
+        """Return the value of a key, as its owner; None without one, or if this node does not own it or has to wait."""
         if not self._is_owned or self._owner is None:
             return None
         found = read_committed(self._states, state, key)
