@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 from headrace.cluster import Committed
 from headrace.engine import metrics
+from headrace.engine.background import TaskSet
 from headrace.engine.batches import CommandBatch, PendingCommand
-from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
+from headrace.engine.command_queue import CommandQueue, Outcome
 from headrace.engine.commands import Answer
 from headrace.engine.handling import CommandHandling
 from headrace.engine.ports import PartitionOwner
@@ -151,7 +152,10 @@ class BatchCommits(Generic[S]):
             self._health.up()
             metrics.COMMANDS.labels(self._engine.name, "committed").inc(len(batch.outcomes))
             self._tokens.committed({record.topic for record in records}, committed.positions)
-            self._tasks.start(self._reply(batch, committed))
+            if self._owned_by().may_reply(committed) and (token := self._tokens.known()) is not None:
+                self._tell_all(batch, token)
+            else:
+                self._tasks.start(self._reply(batch, committed))
             if batch.generation == self._queue.generation:
                 await self._apply(batch, _landed(records, committed.positions, self._replica.at.topic), began)
 
@@ -169,12 +173,17 @@ class BatchCommits(Generic[S]):
             self._on_timers()
 
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
+        """Answer the callers of a batch as soon as that is allowed, and its token is known."""
         try:
             await self._owned_by().reply_gate(committed)
             token = await self._token()
         except asyncio.CancelledError:
             self._fail(batch, OutcomeUnknown(self._engine.name, "", "its node is stopping"))
             raise
+        self._tell_all(batch, token)
+
+    def _tell_all(self, batch: CommandBatch, token: str) -> None:
+        """Answer the callers of a batch. They run on later turns of the event loop, after the batch was applied."""
         self._states.release()
         for command, outcome, is_repeated in batch.outcomes:
             tell(command, outcome, batch.name, is_repeated=is_repeated, token=token)

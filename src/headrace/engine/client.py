@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 
 from headrace.engine import metrics
 from headrace.engine.commands import (
+    Answer,
     CommandRequest,
     ReadRequest,
     check_aggregate_id,
@@ -25,7 +27,7 @@ from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import HeadraceError, UnknownCommand
 from headrace.model import ConsistencyToken
-from headrace.observe import inject, span
+from headrace.observe import inject, is_traced, span
 from headrace.serde import Registry
 from headrace.state import BatchName, PlainValues, ValueCodec
 
@@ -56,6 +58,7 @@ class EngineClient(Generic[S]):
         self._router = router
         self._codec: ValueCodec[S] = engine.state_codec(registry)
         self._is_plain = isinstance(self._codec, PlainValues)
+        self._route_times = metrics.STAGES.labels(engine.name, "route")
         self._is_open = False
         self._opening = asyncio.Lock()
         self._newest: dict[int, BatchName] = {}
@@ -73,9 +76,14 @@ class EngineClient(Generic[S]):
         if request.command_id is not None and request.since is None:
             request = await self._with_since(request, timeout_s)
         partition = self._partition(request.aggregate)
-        sending = span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind)
-        with metrics.stage(self.engine.name, "route"), sending:
-            answer = await self._router().send(partition, _traced(request), timeout_s=timeout_s)
+        began_s = time.perf_counter()
+        try:
+            if is_traced():
+                answer = await self._send_traced(partition, request, timeout_s)
+            else:
+                answer = await self._router().send(partition, _traced(request), timeout_s=timeout_s)
+        finally:
+            self._route_times.observe(time.perf_counter() - began_s)
         self._learn(partition, answer.since)
         if not self._is_plain and (state := getattr(answer.reply, "state", None)) is not None:
             await self._codec.prepare(state)
@@ -87,6 +95,10 @@ class EngineClient(Generic[S]):
             is_repeated=answer.is_repeated,
             token=answer.token,
         )
+
+    async def _send_traced(self, partition: int, request: CommandRequest, timeout_s: float | None) -> Answer:
+        with span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind):
+            return await self._router().send(partition, _traced(request), timeout_s=timeout_s)
 
     async def read(self, aggregate: str, timeout_s: float | None, *, at_least: str | None = None) -> AggregateState[S]:
         """Read what is committed of an aggregate; the engine must have committed what the token `at_least` names."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
+from headrace.engine.background import TaskSet
 from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
 from headrace.engine.command_lanes import CommandLane, CommandLanes
 from headrace.engine.commands import Answer, CommandReply
@@ -25,34 +26,13 @@ from headrace.errors import CommandExpired, CommandFailed, HeadraceError
 from headrace.observe import extract, is_traced, span
 from headrace.state import BatchName
 
-__all__ = ["CommandQueue", "Outcome", "TaskSet"]
+__all__ = ["CommandQueue", "Outcome"]
 
 S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
 _FOUND = (Decision, Repeated, HeadraceError)
-
-
-class TaskSet:
-    """Tasks that run beside each other; whoever made the set ends them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something."""
-        task = asyncio.get_running_loop().create_task(work, name=self._name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def end(self) -> None:
-        """Cancel what runs, and wait for it."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CommandQueue(Generic[S]):

@@ -17,17 +17,18 @@ from headrace.engine.command_records import command_record
 from headrace.engine.commands import (
     CommandReply,
     CommandRequest,
-    FailedReply,
-    RejectedReply,
     SuccessReply,
     check_request,
     decode_reply,
     encode_reply,
     failed_reply,
+    rejected_reply,
+    shortened_reply,
+    value_json,
 )
 from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
 from headrace.engine.decisions import Decision, Repeated, decision_of
-from headrace.engine.kept_commands import metadata_of
+from headrace.engine.journal_records import JournalRecords
 from headrace.engine.models import Engine
 from headrace.engine.records import (
     UNKNOWN_DIGEST,
@@ -37,10 +38,8 @@ from headrace.engine.records import (
     remembering,
     without_oldest,
 )
-from headrace.engine.results import Reject
 from headrace.engine.timers import Timer
 from headrace.errors import (
-    BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
@@ -49,9 +48,7 @@ from headrace.errors import (
     UnknownCommand,
     WrongVersion,
 )
-from headrace.journal import AppendOptions, new_append
-from headrace.model import Event, NewRecord, TopicPartition, size_of
-from headrace.protocol import Purge, check_events, check_finite, check_text, encode_action
+from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.runtime import error_text
 from headrace.state import BatchName
 
@@ -110,11 +107,11 @@ class CommandHandling(Generic[S]):
         self.engine = engine
         self.values = values
         self.state_at = TopicPartition(engine.state_topic, partition)
-        self._journal_at = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
+        topic = engine.journal_topic
+        self._journal = None if topic is None else JournalRecords(engine, TopicPartition(topic, partition))
         self._limits = limits
         # What certainly fits into a record of the state topic, beside the aggregate's id.
         self._state_bytes = limits.state_bytes - size_of(NewRecord(engine.state_topic)) - _BATCH_HEADER_BYTES
-        self._append_options = AppendOptions(origin=engine.name)
 
     def admit(self, record: AggregateRecord | None, request: CommandRequest, floor: BatchName) -> Repeated | None:
         """Return the reply of a command that was seen before; None if it is to be handled.
@@ -284,7 +281,7 @@ class CommandHandling(Generic[S]):
         if decision.error is not None:
             raise decision.error
         if decision.reject is not None:
-            return _Change(base, _rejected(base.version, decision.reject))
+            return _Change(base, rejected_reply(base.version, decision.reject))
         payloads = [self.engine.events.payload_json(event) for event in decision.events]
         state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
@@ -294,9 +291,9 @@ class CommandHandling(Generic[S]):
         for output in decision.outputs:
             limit = self._limits.outputs_bytes[output.topic]
             size_bytes += self._check_size(request, f"record for {output.topic!r}", output, limit)
-        value = _value_json(decision.value) if decision.value is not None else None
+        value = value_json(decision.value) if decision.value is not None else None
         # What the caller is told is the version that the command led to, also if the journal was purged with it.
-        version = base.version + len(payloads) if self._journal_at is not None else record.version
+        version = base.version + len(payloads) if self._journal is not None else record.version
         reply = SuccessReply(version, state, b"[%b]" % b",".join(payloads) if payloads else _NO_EVENTS, value)
         self._check_reply(request, reply)
         return _Change(record, reply, (*journal, *decision.outputs), size_bytes)
@@ -312,7 +309,7 @@ class CommandHandling(Generic[S]):
 
     def _next(self, base: AggregateRecord, state: bytes | None, events: int) -> AggregateRecord:
         """Return the aggregate's next record; the same one if nothing has changed."""
-        if self._journal_at is None:
+        if self._journal is None:
             if state == base.state:
                 return base
             return msgspec.structs.replace(base, state=state, version=base.version + 1)
@@ -330,23 +327,13 @@ class CommandHandling(Generic[S]):
         record: AggregateRecord,
     ) -> tuple[tuple[NewRecord, ...], int]:
         """Return the Append of the events, and a Purge if the aggregate's journal goes with it; and their size."""
-        if self._journal_at is None or not payloads:
+        if self._journal is None or not payloads:
             return (), 0
-        numbered = [
-            Event(base.version + n, msgspec.Raw(payload), self.engine.tags_of(event))
-            for n, (event, payload) in enumerate(zip(decision.events, payloads, strict=True), start=1)
-        ]
-        options = self._append_options
-        if self.engine.keep_commands:
-            options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
-        with_digest = request.command_id is not None
-        new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
-        append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
+        append = self._journal.append(base.version, request, decision, payloads)
         size_bytes = self._check_size(request, "events", append, self._limits.journal_bytes)
         if record.version != 0:
             return (append,), size_bytes
-        headers, at = encode_action(Purge(origin=self.engine.name)), self._journal_at
-        purge = NewRecord(at.topic, request.aggregate.encode(), None, headers, at.partition)
+        purge = self._journal.purge(request.aggregate)
         return (append, purge), size_bytes + size_of(purge)
 
     def _remembered(
@@ -356,7 +343,7 @@ class CommandHandling(Generic[S]):
         record = change.record
         if request.command_id is not None:
             limits = self.engine.limits
-            kept = encode_reply(_shortened(change.reply, limits.remembered_reply_bytes))
+            kept = encode_reply(shortened_reply(change.reply, limits.remembered_reply_bytes))
             command = RememberedCommand(request.command_id, request.digest, batch, now_ms, kept)
             record = remembering(record, command, limits, now_ms)
         elif record is base:
@@ -392,32 +379,3 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
-
-
-def _value_json(value: Any) -> bytes:  # noqa: ANN401
-    data = msgspec.json.encode(value)
-    if b"null" in data:
-        check_finite(value)
-    return data
-
-
-def _rejected(version: int, reject: Reject) -> RejectedReply:
-    code, message = check_text("code", reject.code), check_text("message", reject.message)
-    try:
-        details = _value_json(dict(reject.details))
-    except (TypeError, ValueError) as error:
-        raise BadArgument("details", repr(reject.details), f"JSON must be able to carry them: {error}") from error
-    return RejectedReply(version, code, message, details)
-
-
-def _shortened(reply: CommandReply, limit_bytes: int) -> CommandReply:
-    """Return what is remembered of a reply: all of it, or what happened and no more."""
-    if len(encode_reply(reply)) <= limit_bytes:
-        return reply
-    match reply:
-        case SuccessReply():
-            return SuccessReply(reply.version, None, _NO_EVENTS, is_kept=False)
-        case RejectedReply():
-            return RejectedReply(reply.version, reply.code, reply.message[:_REASON_AT_MOST], b"{}")
-        case FailedReply():
-            return reply

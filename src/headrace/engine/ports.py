@@ -32,6 +32,10 @@ class PartitionOwner(Protocol):
         """Wait until a read may be answered."""
         ...
 
+    def may_reply(self, committed: Committed) -> bool:
+        """Return True if the answers to a batch may leave now."""
+        ...
+
     async def reply_gate(self, committed: Committed) -> None:
         """Wait until the answers to a batch may leave."""
         ...

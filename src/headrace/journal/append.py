@@ -49,6 +49,7 @@ from headrace.protocol import (
     encode_binary_events,
     encode_events,
     encode_json,
+    encode_json_payload,
     encode_user_headers,
     encode_value,
     pointer_of,
@@ -57,7 +58,15 @@ from headrace.protocol import (
 from headrace.runtime import crash_point
 from headrace.store import JournalMeta, Place
 
-__all__ = ["AppendOptions", "AppendedEvents", "JournalWriter", "NewAppend", "new_append", "record_of"]
+__all__ = [
+    "AppendOptions",
+    "AppendedEvents",
+    "JournalWriter",
+    "NewAppend",
+    "json_event_record",
+    "new_append",
+    "record_of",
+]
 
 _canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
@@ -172,6 +181,20 @@ def record_of(
 ) -> NewRecord:
     """Return the record of an append."""
     return new_append(events, options).record(at, id_, expected=expected, append_id=append_id, since=since)
+
+
+def json_event_record(
+    at: TopicPartition, id_: str, seq_nr: int, payload: bytes, *, origin: str | None, expected: int
+) -> NewRecord:
+    """Return the record of an append of one event whose payload is JSON already, with the current span if there is one.
+
+    It is the record of `new_append` and `NewAppend.record` without any other option, in a fraction of their time.
+    """
+    value = encode_json_payload(seq_nr, payload)
+    check_size("events", len(value), MAX_VALUE_BYTES)
+    headers = append_headers(seq_nr, seq_nr, "json", origin, None, expected)
+    trace = inject()
+    return NewRecord(at.topic, id_.encode(), value, headers + trace if trace else headers, at.partition)
 
 
 def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:

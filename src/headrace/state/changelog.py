@@ -66,6 +66,8 @@ class ChangelogRecord(NamedTuple):
 
 def new_record(at: TopicPartition, key: bytes, write: StateWrite, *, timestamp_ms: int) -> NewRecord:
     """Return the record of a change."""
+    if write.ttl_ms is None and write.delta is None and not write.is_expiry:
+        return NewRecord(at.topic, key, write.value, (), at.partition, timestamp_ms)
     headers: list[tuple[str, bytes | None]] = []
     if write.ttl_ms is not None:
         headers.append((_TTL_HEADER, b"%d" % write.ttl_ms))

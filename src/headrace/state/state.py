@@ -110,16 +110,21 @@ class State(Generic[K, V]):
         """
         if max_staleness_s is not None or at_least is not None:
             await self._check_fresh(self._replica.spec.name, max_staleness_s=max_staleness_s, at_least=at_least)
-        data = self._replica.keys.encode(key)
+        replica = self._replica
+        data = replica.keys.encode(key)
         if self._unit is None:
-            entry = self._queue.read(self._replica, data)
+            self._queue.check_readable(replica)
+            value = replica.lasting_value(data)
+            if value is not None:
+                if not replica.is_plain:
+                    await replica.codec.prepare(value)
+                found: V = replica.codec.decode(value)
+                return found
+            entry = replica.entry(data)
             if entry is None:
                 return None
             if entry.expires_ms == NEVER:
-                if not self._replica.is_plain:
-                    return await self._decode(entry.value)
-                found: V = self._replica.codec.decode(entry.value)
-                return found
+                return await self._decode(entry.value)
 
         async def read(unit: UnitOfWork) -> bytes | None:
             return unit.get(self._replica, data)
