@@ -38,6 +38,8 @@ HOMES: tuple[tuple[str, ...], ...] = (
         "tests/engine/test_tokens.py",
         "tests/keyspace/test_kafka.py",
         "tests/keyspace/test_processes_kafka.py",
+        "tests/keyspace/test_resizing.py",
+        "tests/keyspace/test_streams.py",
         "tests/log/kafka/",
         "tests/outbox/",
         "tests/projection/",

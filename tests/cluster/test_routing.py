@@ -379,8 +379,8 @@ async def test_later_requests_of_a_key_wait_for_one_that_is_repeated(world: Worl
 
 
 async def test_unknown_groups_and_partitions_are_refused(world: World) -> None:
-    """The error says what there is."""
-    with pytest.raises(BadArgument, match="the groups of the cluster are 'accounts', 'unplaced'"):
+    """The error says what there is, and what to do if the nodes of a group have not started yet."""
+    with pytest.raises(BadArgument, match="the groups of the cluster are 'accounts', 'unplaced'; start a node"):
         await world.router.ask("orders", b"k", b"x")
     with pytest.raises(BadArgument, match="has 4, from 0 on"):
         await world.router.ask_partition("accounts", 4, b"x")

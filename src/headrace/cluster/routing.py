@@ -374,7 +374,8 @@ class Router:
         spec = self._table.view.groups.get(group)
         if spec is None:
             known = ", ".join(sorted(map(repr, self._table.view.groups))) or "none"
-            raise BadArgument("group", group, f"the groups of the cluster are {known}")
+            step = "start a node that serves it, or wait for one with `node.online(…)`"
+            raise BadArgument("group", group, f"the groups of the cluster are {known}; {step}")
         return spec.partitions
 
 

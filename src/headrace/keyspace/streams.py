@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from headrace.errors import BadArgument, HeadraceError, Unavailable
@@ -29,6 +30,9 @@ STREAMED = counter(
 
 _BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
 _ATTEMPTS = 3
+# How long a poll waits while nothing is being handled, and while something is.
+_IDLE_S = 1.0
+_LOOK_EVERY_S = 0.05
 
 _logger = get_logger(__name__)
 
@@ -79,6 +83,7 @@ class InputStream:
         self._start: Literal["earliest", "latest"] = start
         self._on_error = on_error
         self._codec: ValueCodec[Any] | None = None
+        self._rounds = 0
 
     async def run(
         self, log: Log, registry: Registry | None, client_of: Callable[[type[Keyspace]], KeyspaceClient]
@@ -86,65 +91,46 @@ class InputStream:
         """Handle records until cancelled."""
         failures = 0
         while True:
+            before = self._rounds
             try:
                 topic_id = (await log.admin.describe(self.topic)).topic_id
                 if self._value is not None and self._codec is None:
                     self._codec = await codec_of(self._value, self.topic, registry)
                 member = await log.groups.join(self.group, [self.topic], start_at=self._start)
-                waiting: list[Record] = []
                 try:
-                    while True:
-                        await self._take(member, waiting, topic_id, client_of)
-                        failures = 0
+                    await self._read_on(member, topic_id, client_of)
                 finally:
                     await member.leave()
             except HeadraceError as error:
-                failures += 1
+                failures = failures + 1 if self._rounds == before else 1
                 delay_s = _BACKOFF.delay_s(failures)
                 _logger.warning("a stream stops for a while", topic=self.topic, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
-    async def _take(
-        self,
-        member: Member,
-        waiting: list[Record],
-        topic_id: str,
-        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+    async def _read_on(
+        self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]
     ) -> None:
-        """Handle the records that wait, or else those that come; what comes meanwhile waits for the next turn."""
-        taken = _by_partition(waiting or await member.poll())
-        waiting.clear()
-        # The records of a partition that was lost are the next member's, or come again.
-        by_partition = {at: records for at, records in taken.items() if at in member.assignment}
-        await member.pause([at for at in taken if at not in by_partition], paused=False)
-        if not by_partition:
-            return
-        handling = asyncio.gather(
-            *(self._handle(member, at, records, topic_id, client_of) for at, records in by_partition.items())
-        )
-        try:
-            await self._stay(member, by_partition, handling, waiting)
-        finally:
-            handling.cancel()
+        """Poll without end. Each partition has a task of its own, and is paused while that handles its records.
 
-    async def _stay(
-        self, member: Member, at: Iterable[TopicPartition], handling: asyncio.Future[Any], waiting: list[Record]
-    ) -> None:
-        """Take part in the group while records are being handled: one that is not heard of loses its partitions.
-
-        Other partitions may have records for that long; their first ones wait here, and the rest in the log.
+        So the member takes part in its group all the time, or it would lose its partitions, and whatever a poll brings
+        is handled: a poll moves the member's position, and what it brought does not come again.
         """
-        await member.pause(at, paused=True)
+        handling: dict[TopicPartition, asyncio.Task[None]] = {}
         try:
-            while not handling.done():
-                await asyncio.wait([handling], timeout=0.05)
-                if not handling.done() and (more := await member.poll(timeout_s=0.05)):
-                    waiting += more
-                    await member.pause([each for each in _by_partition(more) if each in member.assignment], paused=True)
-            handling.result()
+            while True:
+                if handling:
+                    await asyncio.wait(handling.values(), timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                    await _resume_handled(member, handling)
+                by_partition = _by_partition(await member.poll(timeout_s=_LOOK_EVERY_S if handling else _IDLE_S))
+                self._rounds += 1
+                await member.pause(by_partition, paused=True)
+                for at, records in by_partition.items():
+                    handle = partial(self._handle, member, at, records, topic_id, client_of)
+                    handling[at] = asyncio.create_task(_after(handling.get(at), handle))
         finally:
-            kept = _by_partition(waiting)
-            await member.pause([each for each in member.assignment if each not in kept], paused=False)
+            for task in handling.values():
+                task.cancel()
+            await asyncio.gather(*handling.values(), return_exceptions=True)
 
     async def _handle(
         self,
@@ -187,3 +173,18 @@ def _by_partition(records: Iterable[Record]) -> dict[TopicPartition, list[Record
     for record in records:
         found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
     return found
+
+
+async def _after(earlier: asyncio.Task[None] | None, handle: Callable[[], Awaitable[None]]) -> None:
+    """Handle records after those that are under way: their partition was given back and taken again meanwhile."""
+    if earlier is not None:
+        await earlier
+    await handle()
+
+
+async def _resume_handled(member: Member, handling: dict[TopicPartition, asyncio.Task[None]]) -> None:
+    """Fetch the partitions again whose records are handled. Raises what one of them has failed with."""
+    for at in [at for at, task in handling.items() if task.done()]:
+        handling.pop(at).result()
+        if at in member.assignment:
+            await member.pause([at], paused=False)
