@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
 from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
-from headrace.engine.commands import Answer, CommandReply
+from headrace.engine.commands import CommandReply
 from headrace.engine.handling import CommandHandling, Decision, Repeated
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
@@ -422,9 +422,12 @@ class CommandQueue(Generic[S]):
         self._take(command, lane)
 
     def _put(self, command: PendingCommand, outcome: WorkOutcome | None) -> None:
-        """Put what work leads to into the open batch; nothing if there was nothing to do."""
+        """Put what work leads to into the open batch; nothing if there was nothing to do.
+
+        That is answered when it is sure: a batch that is not committed yet may have left nothing to do.
+        """
         if outcome is None:
-            command.answer(Answer(NOTHING_DONE, self.open.name))
+            self._answer(command, NOTHING_DONE, False)
             return
         self.open.add(command, outcome.handled)
         for key, value in outcome.states.items():

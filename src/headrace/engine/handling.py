@@ -230,13 +230,16 @@ class CommandHandling(Generic[S]):
         """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
         to = timer.aggregate or aggregate
         request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
-        sent = command_record(self.engine, to, timer.kind, timer.data)
         reply: CommandReply = SuccessReply(record.version, record.state, _NO_EVENTS)
-        records: tuple[NewRecord, ...] = (sent,)
+        records: tuple[NewRecord, ...] = ()
         try:
+            sent = command_record(self.engine, to, timer.kind, timer.data)
             self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+            records = (sent,)
         except CommandTooLarge as error:
-            reply, records = failed_reply(error), ()
+            reply = failed_reply(error)
+        except BadArgument as error:  # the engine was declared with a command topic when the timer was set
+            reply = failed_reply(self._failed(request, "timer", error))
         kept, value = self._fitted(record, request)
         return HandledCommand(reply, kept, value, records)
 
