@@ -40,6 +40,7 @@ from headrace.engine.records import (
 )
 from headrace.engine.timers import Timer
 from headrace.errors import (
+    BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
@@ -217,13 +218,17 @@ class CommandHandling(Generic[S]):
         """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
         to = timer.aggregate or aggregate
         request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
-        sent, size_bytes = command_record(self.engine, to, timer.kind, timer.data), 0
+        size_bytes = 0
         reply: CommandReply = SuccessReply(record.version, record.state, _NO_EVENTS)
-        records: tuple[NewRecord, ...] = (sent,)
+        records: tuple[NewRecord, ...] = ()
         try:
+            sent = command_record(self.engine, to, timer.kind, timer.data)
             size_bytes = self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+            records = (sent,)
         except CommandTooLarge as error:
-            reply, records = failed_reply(error), ()
+            reply = failed_reply(error)
+        except BadArgument as error:  # the engine was declared with a command topic when the timer was set
+            reply = failed_reply(self._failed(request, "timer", error))
         kept, value = self._fitted(record, request)
         return HandledCommand(reply, kept, value, records, size_bytes)
 
