@@ -429,6 +429,12 @@ async def test_a_slow_reader_gets_the_newest_value() -> None:
     changes.close()
     assert [(each.value, each.is_lagged) async for each in changes] == [(3, True), (4, False)]
     assert changes.request()["after"] == "t:4"
+    sums = KeySubscription(1, {}, lambda number: None, after=None, apply_delta=summed, limit=2)
+    for number in range(1, 5):
+        sums.take({"op": "value", "id": 1, "offset": f"t:{number}", "delta": {"type": "Increment", "data": {"by": 1}}})
+    sums.close()
+    found = [(each.value["data"]["amount"], each.delta is None, each.is_lagged) async for each in sums]
+    assert found == [(3, True, True), (4, False, False)]
     collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=1)
     frame = {"id": 1, "partitions": [0], "partition": 0, "offset": "t:1", "pairs": [{"key": "a", "value": 1}]}
     for op in ("begin", "reset", "pairs", "ready"):

@@ -59,7 +59,9 @@ class Subscription {
 export class KeySubscription extends Subscription {
   constructor(id, request, options, onClose) {
     // A reader that is too slow gets the newest value, marked as lagged, as it would from the gateway.
-    super(id, { op: "subscribe", ...request }, options, onClose, (items) => [{ ...items.at(-1), isLagged: true }]);
+    // It is whole, and has not the delta of its last step alone.
+    const newest = ({ delta, ...change }) => ({ ...change, ...(delta !== undefined && !options.applyDelta && { delta }) });
+    super(id, { op: "subscribe", ...request }, options, onClose, (items) => [{ ...newest(items.at(-1)), isLagged: true }]);
     this.offset = options.after ?? null;
     this.value = undefined;
   }
