@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.clients.conftest import Market, new_issuer, serving_also
-from tests.clients.market import Account, Add, Deposit
+from tests.clients.market import Account, Add, Deposit, free_port
 
 from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
 from headrace.client.connection import ConnectionOptions, Retries, SocketEnd
@@ -352,6 +352,33 @@ async def test_a_stream_without_a_sign_of_life_is_opened_again(monkeypatch: pyte
         await asyncio.gather(reading, return_exceptions=True)
     gone.set()
     server.close()
+
+
+async def test_a_gateway_that_can_not_be_reached_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """G9: a wrong address or certificate is not tried forever without a word, nor with one at each attempt."""
+    waited = asyncio.Queue[str]()
+    url = f"http://127.0.0.1:{free_port()}"
+    with caplog.at_level("WARNING"):
+        async with (
+            asyncio.timeout(20),
+            GatewayClient(url, backoff=QUICK, on_status=lambda status, code: waited.put_nowait(status)) as client,
+        ):
+            client.state("accounts", "balances").subscribe("x")
+            assert [await waited.get() for _ in range(4)] == ["waiting"] * 4
+    assert sum("no socket to the gateway" in each.getMessage() for each in caplog.records) == 1
+
+
+async def test_a_token_of_a_file_may_end_with_a_line(market: Market, tmp_path: Path) -> None:
+    """G10: space around a token is not part of it; one that no header can carry is refused at once, and not shown."""
+    issuer = new_issuer(tmp_path)
+    async with serving_also(market.hr, jwt=issuer.settings(), grants={"alice": ["read keyspace/*"]}) as url:
+        for token in (f"{issuer.token()}\n", lambda: f"{issuer.token()}\n"):
+            async with asyncio.timeout(20), GatewayClient(url, token=token, backoff=QUICK) as client:
+                assert len(await client.keyspaces()) == 2
+                assert (await anext(client.state("accounts", "balances").subscribe("line"))).is_present
+    with pytest.raises(BadArgument, match="token") as refused:
+        GatewayClient("http://localhost", token="two words")
+    assert "words" not in str(refused.value)
 
 
 async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
