@@ -18,6 +18,7 @@ from tests.keyspace.setting import Place, Served, serving
 from headrace.errors import OperationFailed, PushRefused
 from headrace.keyspace import KeyspaceClient, PushedChange, PushHook, PushRunner
 from headrace.keyspace.collections import CollectionEvent
+from headrace.keyspace.push_storage import PushStorage
 from headrace.runtime import Backoff
 from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually
@@ -195,6 +196,18 @@ async def test_a_gap_of_the_first_run_is_filled(served: Served) -> None:
         ("old", "before", True),
         ("new", "missed", True),
     ]
+
+
+async def test_looking_at_letters_does_not_hide_where_a_hook_stands(served: Served) -> None:
+    """While the topic is read again, the places that were known stay: a run that begins then is no first start."""
+    storage = PushStorage(served.headrace.log, "push.looked-at")
+    await storage.load()
+    await storage.save(0, "t:1")
+    looking = asyncio.create_task(storage.load())
+    while not looking.done():
+        assert storage.places == {0: "t:1"}
+        await asyncio.sleep(0)
+    assert storage.places == {0: "t:1"}
 
 
 async def test_a_hook_whose_own_task_was_cancelled_has_failed(served: Served) -> None:
