@@ -24,9 +24,10 @@ from headrace.engine.commands import (
 from headrace.engine.models import Engine
 from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
-from headrace.errors import HeadraceError, UnknownCommand
+from headrace.errors import HeadraceError, ReplyNotReadable, UnknownCommand
 from headrace.model import ConsistencyToken
 from headrace.observe import inject, span
+from headrace.runtime import error_text
 from headrace.serde import Registry
 from headrace.state import BatchName, ValueCodec
 
@@ -66,7 +67,7 @@ class EngineClient(Generic[S]):
         return Aggregate(self, check_aggregate_id(aggregate_id))
 
     async def send(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
-        """Send a request. Raises what the engine or the way to it raises."""
+        """Send a request. Raises what the engine or the way to it raises, and ReplyNotReadable."""
         check_request(request)
         await self._open()
         request = await self._with_since(request, timeout_s)
@@ -79,6 +80,14 @@ class EngineClient(Generic[S]):
                 command_id=request.command_id,
                 timeout_s=timeout_s,
             )
+        try:
+            return await self._result(request, data)
+        except Exception as error:  # an old event that can't be upcast here, a state of another version
+            what = f"a command for {request.aggregate!r} of engine {self.engine.name!r}"
+            raise ReplyNotReadable(what, error_text(error)) from error
+
+    async def _result(self, request: CommandRequest, data: bytes) -> CommandResult[S]:
+        """Return the result in an answer."""
         answer = decode_answer(data)
         self._learn(request.aggregate, answer.since)
         state = getattr(answer.reply, "state", None)
@@ -203,7 +212,7 @@ class Aggregate(Generic[S]):
         self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
     ) -> Success[S]:
         """Apply events that were decided on elsewhere, without a command handler."""
-        payloads = [self._engine.events.payload(event) for event in events]
+        payloads = [self._engine.events.payload(event, is_sorted=True) for event in events]
         request = CommandRequest(
             aggregate=self.id,
             kind="events",

@@ -8,7 +8,7 @@ itself may wait for something.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ from headrace.errors import (
     CommandTooLate,
     HeadraceError,
     NotReadable,
+    NotStorable,
     UnknownCommand,
     WrongVersion,
 )
@@ -63,6 +64,8 @@ S = TypeVar("S")
 _BATCH_HEADER_BYTES = 64
 _NO_EVENTS = b"[]"
 _REASON_AT_MOST = 500
+# States that no handler can change in place.
+_UNCHANGEABLE = (bool, bytes, float, int, str)
 
 
 class RecordLimits(NamedTuple):
@@ -80,7 +83,10 @@ class Repeated(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay."""
+    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay.
+
+    `state` counts where there are events, or no journal. `payloads` are the events as they were persisted.
+    """
 
     state: Any = None
     events: tuple[Any, ...] = ()
@@ -90,6 +96,7 @@ class Decision(NamedTuple):
     error: HeadraceError | None = None
     now_ms: int = 0
     timers: Timers | None = None
+    payloads: tuple[Mapping[str, Any] | NotStorable, ...] = ()
 
 
 class HandledCommand(NamedTuple):
@@ -170,7 +177,8 @@ class CommandHandling(Generic[S]):
             context = CommandContext(
                 self.engine,
                 request.aggregate,
-                state,
+                self._own_state(record, state),
+                had_state=state is not None,
                 version=version,
                 command_id=request.command_id,
                 now_ms=now_ms,
@@ -255,6 +263,15 @@ class CommandHandling(Generic[S]):
         state: S = self.values.inner.decode(record.state)
         return state
 
+    def _own_state(self, record: AggregateRecord | None, state: S | None) -> Callable[[], S | None]:
+        """Return what gives the state that events are applied to: what the handler does to its own does not count.
+
+        Without a journal the handler says what the state is, and may change the object that it got.
+        """
+        if self._journal_at is None or state is None or isinstance(state, _UNCHANGEABLE):
+            return lambda: state
+        return lambda: self._state_of(record)
+
     def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
         """Call the handler, and return what it returns."""
         if request.is_events:
@@ -297,8 +314,10 @@ class CommandHandling(Generic[S]):
             raise decision.error
         if decision.reject is not None:
             return _Change(base, _rejected(base.version, decision.reject))
-        payloads = [self.engine.events.payload(event) for event in decision.events]
-        state = self.values.inner.encode(decision.state) if decision.state is not None else None
+        payloads = _written(decision)
+        state = base.state
+        if payloads or self._journal_at is None:
+            state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
         if decision.timers is not None and decision.timers != base.timers:
             record = msgspec.structs.replace(record, timers=decision.timers)
@@ -415,13 +434,24 @@ def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa:
             _do(context, each)
     context.end()
     return Decision(
-        context.state,
+        context.state_left(),
         tuple(context.events),
         tuple(context.outputs),
         context.value,
         now_ms=context.now_ms,
         timers=context.timers_left(),
+        payloads=tuple(context.payloads),
     )
+
+
+def _written(decision: Decision) -> list[Mapping[str, Any]]:
+    """Return the events as the journal gets them. Raises NotStorable."""
+    payloads = []
+    for each in decision.payloads:
+        if isinstance(each, NotStorable):
+            raise each
+        payloads.append(each)
+    return payloads
 
 
 def _is_named(value: object) -> bool:

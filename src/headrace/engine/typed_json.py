@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.protocol import check_finite
+from headrace.runtime import error_text
 
 __all__ = ["TypedJson"]
 
@@ -44,9 +45,12 @@ class TypedJson:
         if self._kinds.setdefault(kind.__name__, kind) is not kind:
             raise BadArgument(self._what, kind.__name__, "another class of this name is declared already")
 
-    def payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        """Return the value as an event's payload in a journal. Raises NotStorable."""
-        return {"type": type(value).__name__, "data": self._builtins(value)}
+    def payload(self, value: Any, *, is_sorted: bool = False) -> Mapping[str, Any]:  # noqa: ANN401
+        """Return the value as an event's payload in a journal; sorted ones of equal events are equal bytes.
+
+        Raises NotStorable.
+        """
+        return {"type": type(value).__name__, "data": self._builtins(value, is_sorted=is_sorted)}
 
     def of_payload(self, payload: Any) -> Any:  # noqa: ANN401
         """Return the value of a payload. Raises NotReadable."""
@@ -56,7 +60,7 @@ class TypedJson:
 
     def encode(self, value: Any) -> tuple[str, bytes]:  # noqa: ANN401
         """Return the class's name and the value's JSON. Raises NotStorable."""
-        builtins = self._builtins(value)
+        builtins = self._builtins(value, is_sorted=True)
         try:
             data = _encode(builtins)
             if b"null" in data:
@@ -76,12 +80,12 @@ class TypedJson:
         """Return the classes of these names that are known."""
         return [self._kinds[name] for name in names if name in self._kinds]
 
-    def _builtins(self, value: Any) -> Any:  # noqa: ANN401
+    def _builtins(self, value: Any, *, is_sorted: bool = False) -> Any:  # noqa: ANN401
         """Return the value as plain objects that can be read back: a dataclass does not check its fields itself."""
         try:
-            builtins = msgspec.to_builtins(value, str_keys=True)
+            builtins = _sorted_builtins(value) if is_sorted else msgspec.to_builtins(value, str_keys=True)
             msgspec.convert(builtins, self._kinds.get(type(value).__name__, Any), str_keys=True)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except Exception as error:  # the class itself may check its fields, and raise anything
             raise self._not_storable(value, error) from error
         return builtins
 
@@ -96,3 +100,13 @@ class TypedJson:
             return msgspec.convert(data, kind, str_keys=True)
         except msgspec.ValidationError as error:
             raise NotReadable(f"the {self._what}", str(name), str(error)) from error
+        except Exception as error:  # the class itself may check its fields, and raise anything
+            raise NotReadable(f"the {self._what}", str(name), error_text(error)) from error
+
+
+def _sorted_builtins(value: Any) -> Any:  # noqa: ANN401
+    """Return the value as plain objects. Sets are sorted, which have another order in each process, if they can be."""
+    try:
+        return msgspec.to_builtins(value, str_keys=True, order="deterministic")
+    except TypeError:  # a set of things that have no order
+        return msgspec.to_builtins(value, str_keys=True)
