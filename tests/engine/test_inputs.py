@@ -18,7 +18,7 @@ from tests.engine.models import Account, Deposit, bank_engine
 from headrace.cluster import batch_of
 from headrace.engine import Engine
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
-from headrace.engine.pump import WrittenRecords
+from headrace.engine.pump import TopicPump, WrittenRecords
 from headrace.errors import (
     BadArgument,
     NotPartitionOwner,
@@ -349,8 +349,21 @@ async def test_a_topic_that_was_made_again_is_read_from_its_start_and_lost_recor
     assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 4, 5)]
 
 
-async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_failed(setting: EngineSetting) -> None:
+async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_failed(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N37, N39: the offset of a transaction marker behind the last record is no record that waits."""
+    begun: list[InputPlace] = []
+    begin = TopicPump._begin
+
+    async def noted(pump: TopicPump) -> InputPlace:
+        begun.append(await begin(pump))
+        return begun[-1]
+
+    async def has_begun_twice() -> bool:
+        return len(begun) == 2
+
+    monkeypatch.setattr(TopicPump, "_begin", noted)
     bank = topic_bank(setting)
     topic = str(bank.command_topic)
     node = await setting.owner(bank)
@@ -362,6 +375,7 @@ async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_fai
     read = await until_read(node, 1)
     assert (await setting.log.bounds(TopicPartition(topic, 0))).end == 2
     node = await setting.fails_over(node, "n2")
+    await eventually(has_begun_twice, every_s=0.005, what="the second owner's look at the topic")
     await write(setting, [command(topic, "a", {"amount": 2})])
     assert await until_read(node, 3) == InputPlace(1, read.topic_id, 3)
     places = [decode_place(each.value) for each in await reserved_records(setting, bank, input_key(topic, 0))]
