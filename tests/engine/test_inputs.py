@@ -360,13 +360,17 @@ async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_fai
         begun.append(await begin(pump))
         return begun[-1]
 
-    async def has_begun_twice() -> bool:
-        return len(begun) == 2
+    async def until_begun(times: int) -> None:
+        async def is_begun() -> bool:
+            return len(begun) == times
+
+        await eventually(is_begun, every_s=0.005, what="an owner's first look at the topic")
 
     monkeypatch.setattr(TopicPump, "_begin", noted)
     bank = topic_bank(setting)
     topic = str(bank.command_topic)
     node = await setting.owner(bank)
+    await until_begun(1)
     producer = await setting.log.transactional("others")
     await producer.begin()
     await producer.append([command(topic, "a", {"amount": 1})])
@@ -375,7 +379,7 @@ async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_fai
     read = await until_read(node, 1)
     assert (await setting.log.bounds(TopicPartition(topic, 0))).end == 2
     node = await setting.fails_over(node, "n2")
-    await eventually(has_begun_twice, every_s=0.005, what="the second owner's look at the topic")
+    await until_begun(2)
     await write(setting, [command(topic, "a", {"amount": 2})])
     assert await until_read(node, 3) == InputPlace(1, read.topic_id, 3)
     places = [decode_place(each.value) for each in await reserved_records(setting, bank, input_key(topic, 0))]

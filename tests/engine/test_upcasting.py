@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.engine import Engine, EngineClient, Failed, OldEvent
-from headrace.engine.commands import Answer, SuccessReply, encode_answer
+from headrace.engine.commands import Answer, CommandRequest, SuccessReply, encode_answer
 from headrace.errors import BadArgument, NotReadable, NotStorable, ReplyNotReadable, UpcastFailed
 from headrace.state import BatchName
 from headrace.testing.engines import EngineHarness
@@ -132,13 +132,16 @@ class Answering:
 
     def __init__(self, payload: dict[str, Any], state: bytes = b'{"cents":1}') -> None:
         reply = SuccessReply(1, state, msgspec.json.encode([payload]))
-        self._answer = encode_answer(Answer(reply, BatchName(1, 1)))
+        self._answer = Answer(reply, BatchName(1, 1))
 
     def partition(self, group: str, key: bytes) -> int:
         return 0
 
-    async def ask(self, group: str, key: bytes, payload: bytes, **options: Any) -> bytes:
+    async def send(self, partition: int, request: CommandRequest, *, timeout_s: float | None) -> Answer:
         return self._answer
+
+    async def ask(self, group: str, key: bytes, payload: bytes, **options: Any) -> bytes:
+        return encode_answer(self._answer)
 
 
 @pytest.mark.parametrize(
