@@ -166,7 +166,10 @@ async def test_what_users_wrote_is_text_and_nothing_leaves_the_origin(
 
 
 async def test_a_journal_is_shown_without_gaps_and_as_it_is_now(browser_page: BrowserPage, market: Market) -> None:
-    """G15: older events that could not be read are read by the next click; those of a purged journal are not shown."""
+    """G15: older events that could not be read are read by the next click, those of a purged journal are not shown.
+
+    Numbers are shown as they were written, whatever their size.
+    """
     page = browser_page
     journal = market.hr.journal("shops")
     await journal.append("long", [Event(number, f"old {number}") for number in range(1, 61)])
@@ -183,6 +186,8 @@ async def test_a_journal_is_shown_without_gaps_and_as_it_is_now(browser_page: Br
     await journal.append("long", [Event(number, f"new {number}") for number in range(1, 61)])
     await sees(page, "new 60", ".event pre")
     assert await page.run("return await page.locator('.event').filter({hasText: 'old'}).count()") == 0
+    await journal.append("long", [Event(61, {"id": 2**60 + 1})])
+    await sees(page, f'"id": {2**60 + 1}', ".event pre")
 
 
 async def test_a_dead_message_is_purged_by_keyboard(browser_page: BrowserPage, market: Market) -> None:

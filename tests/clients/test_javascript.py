@@ -345,11 +345,13 @@ async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market
     const balances = hr.state("accounts", "balances");
     const bystander = balances.subscribe("js-bystander")[Symbol.asyncIterator]();
     const refused = [];
+    const loop = {};
+    loop.loop = loop;
     const attempts = [
-      () => balances.subscribe("\\ud800"), () => balances.collect({ prefix: 7n }), () => balances.get(".."),
+      () => balances.subscribe("\\ud800"), () => balances.collect({ prefix: loop }), () => balances.get(".."),
       () => balances.get(""), () => hr.journal("orders").pointer("."),
       () => hr.publish("accounts", "Deposit", { id: "\\ud800", amount: 1 }),
-      () => hr.publish("accounts", "Deposit", { id: "x", amount: 1n }),
+      () => hr.publish("accounts", "Deposit", { id: "x", amount: loop }),
     ];
     for (const attempt of attempts) {
       try { await attempt(); refused.push(null); } catch (error) { refused.push(error.name); }
@@ -368,6 +370,47 @@ async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market
     """
     found = await node_program.evaluate(code, market.gateway.url)
     assert found == [["TypeError"] * 7 + ["RangeError"], 3]
+
+
+async def test_a_token_of_a_file_may_end_with_a_line(market: Market, node_program: NodeProgram, tmp_path: Path) -> None:
+    """G10: space around a token is not part of it; a token or an address that can't be one is an error at once."""
+    code = """
+    const found = [];
+    for (const token of [arg.token, () => arg.token]) {
+      const hr = new globalThis.headrace.GatewayClient(arg.url, { token });
+      const changes = hr.state("accounts", "balances").subscribe("js-line")[Symbol.asyncIterator]();
+      found.push((await hr.keyspaces()).length, (await changes.next()).value.isPresent);
+      hr.close();
+    }
+    const { GatewayClient } = globalThis.headrace;
+    try { new GatewayClient(arg.url, { token: "two words" }); } catch (error) { found.push(error.name); }
+    const nowhere = new GatewayClient("no address").state("accounts", "balances").subscribe("x");
+    await nowhere[Symbol.asyncIterator]().next().catch((error) => found.push(error.name));
+    return found;
+    """
+    issuer = new_issuer(tmp_path)
+    async with serving_also(market.hr, jwt=issuer.settings(), grants={"alice": ["read keyspace/*"]}) as url:
+        found = await node_program.evaluate(code, {"url": url, "token": f"{issuer.token()}\n"})
+    assert found == [2, True, 2, True, "TypeError", "SyntaxError"]
+
+
+async def test_whole_numbers_are_exact(market: Market, node_program: NodeProgram) -> None:
+    """G9: numbers beyond 2**53 are written and read as they are, over HTTP and the socket, as values and in keys."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg);
+    const lines = hr.state("accounts", "lines");
+    const key = ["exact", 2n ** 60n + 1n];
+    await lines.put(key, 2n ** 60n + 3n);
+    const followed = (await lines.subscribe(key)[Symbol.asyncIterator]().next()).value.value;
+    const collected = await lines.collect({ prefix: ["exact"] }).ready;
+    const [pair] = (await lines.page(["exact"])).pairs;
+    const found = [(await lines.get(key)).value, followed, collected.get(key), pair.key[1]];
+    hr.close();
+    return found.map(String);
+    """
+    found = await node_program.evaluate(code, market.gateway.url)
+    assert found == [str(2**60 + 3)] * 3 + [str(2**60 + 1)]
+    assert await market.accounts.get("lines", ("exact", 2**60 + 1)) == 2**60 + 3
 
 
 async def test_messages_that_come_too_fast_are_sent_again(market: Market, node_program: NodeProgram) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.clients.conftest import Market, new_issuer, serving_also
-from tests.clients.market import Add
+from tests.clients.market import Add, free_port
 from tests.gateway.market import Account, Deposit
 
 from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
@@ -355,6 +355,33 @@ async def test_a_stream_without_a_sign_of_life_is_opened_again(monkeypatch: pyte
     server.close()
 
 
+async def test_a_gateway_that_can_not_be_reached_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """G9: a wrong address or certificate is not tried forever without a word, nor with one at each attempt."""
+    waited = asyncio.Queue[str]()
+    url = f"http://127.0.0.1:{free_port()}"
+    with caplog.at_level("WARNING"):
+        async with (
+            asyncio.timeout(20),
+            GatewayClient(url, backoff=QUICK, on_status=lambda status, code: waited.put_nowait(status)) as client,
+        ):
+            client.state("accounts", "balances").subscribe("x")
+            assert [await waited.get() for _ in range(4)] == ["waiting"] * 4
+    assert sum("no socket to the gateway" in each.getMessage() for each in caplog.records) == 1
+
+
+async def test_a_token_of_a_file_may_end_with_a_line(market: Market, tmp_path: Path) -> None:
+    """G10: space around a token is not part of it; one that no header can carry is refused at once, and not shown."""
+    issuer = new_issuer(tmp_path)
+    async with serving_also(market.hr, jwt=issuer.settings(), grants={"alice": ["read keyspace/*"]}) as url:
+        for token in (f"{issuer.token()}\n", lambda: f"{issuer.token()}\n"):
+            async with asyncio.timeout(20), GatewayClient(url, token=token, backoff=QUICK) as client:
+                assert len(await client.keyspaces()) == 2
+                assert (await anext(client.state("accounts", "balances").subscribe("line"))).is_present
+    with pytest.raises(BadArgument, match="token") as refused:
+        GatewayClient("http://localhost", token="two words")
+    assert "words" not in str(refused.value)
+
+
 async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
     """G4: a key or an id of dots alone is that key, not the way to another one; an empty one is refused here."""
     async with GatewayClient(market.gateway.url) as client:
@@ -430,6 +457,12 @@ async def test_a_slow_reader_gets_the_newest_value() -> None:
     changes.close()
     assert [(each.value, each.is_lagged) async for each in changes] == [(3, True), (4, False)]
     assert changes.request()["after"] == "t:4"
+    sums = KeySubscription(1, {}, lambda number: None, after=None, apply_delta=summed, limit=2)
+    for number in range(1, 5):
+        sums.take({"op": "value", "id": 1, "offset": f"t:{number}", "delta": {"type": "Increment", "data": {"by": 1}}})
+    sums.close()
+    found = [(each.value["data"]["amount"], each.delta is None, each.is_lagged) async for each in sums]
+    assert found == [(3, True, True), (4, False, False)]
     collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=1)
     frame = {"id": 1, "partitions": [0], "partition": 0, "offset": "t:1", "pairs": [{"key": "a", "value": 1}]}
     for op in ("begin", "reset", "pairs", "ready"):

@@ -152,6 +152,27 @@ async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting:
     assert b"never" in (dict(letter.headers)["headrace.error"] or b"")
 
 
+async def test_a_saga_goes_on_when_something_that_it_awaits_is_cancelled(setting: EngineSetting) -> None:
+    """N39: that fails like any other error, and is tried again."""
+    name = setting.name()
+    bank, mirror = bank_engine(name), bank_engine(f"{name}-mirror", command_topic=f"{name}-mirror-commands")
+    attempts: list[int] = []
+
+    @saga(of=bank)
+    async def mirrored(event: Deposited, context: SagaContext) -> None:
+        attempts.append(event.amount)
+        if len(attempts) == 1:
+            asking = asyncio.get_running_loop().create_future()
+            asking.cancel()
+            await asking
+        context.send(mirror, "a", Deposit(event.amount))
+
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    await until_through(node)
+    assert (await sent_of(setting, mirror), attempts) == ([("a", {"amount": 1})], [1, 1])
+
+
 def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
     """N39: without a journal, with a name twice, with other parameters, or to an engine without a command topic."""
     bank, counter = bank_engine("bank"), counter_engine("counter")

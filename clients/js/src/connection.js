@@ -2,7 +2,8 @@
 import { Backoff, Retries, sleep } from "./backoff.js";
 import { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, parseFrame } from "./frames.js";
-import { Collection, frameText, KeySubscription } from "./subscriptions.js";
+import { jsonText, parseJson } from "./json.js";
+import { Collection, KeySubscription } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const PROTOCOL = "headrace.v1";
@@ -44,7 +45,7 @@ class Session {
   /** Takes a message of the socket. Frames are handled one after the other; schemas at once, as frames wait for them. */
   receive(data) {
     this.#listen();
-    const frame = typeof data === "string" ? JSON.parse(data) : parseFrame(bytesOf(data));
+    const frame = typeof data === "string" ? parseJson(data) : parseFrame(bytesOf(data));
     if (frame.kind === "schema") {
       this.asked.get(frame.schemaId)?.resolve(frame.text);
       this.asked.delete(frame.schemaId);
@@ -95,7 +96,7 @@ export class Connection {
   /** Sends a message to its handler, over as many connections as it takes; resolves with the reply. */
   publish(keyspace, message, data, messageId) {
     const id = this.#newId();
-    const frame = frameText({ op: "publish", id, keyspace, message, data, message_id: messageId });
+    const frame = jsonText({ op: "publish", id, keyspace, message, data, message_id: messageId });
     const { promise, resolve, reject } = Promise.withResolvers();
     this.#messages.set(id, { frame, resolve, reject, failures: 0 });
     this.#send(frame);
@@ -171,7 +172,12 @@ export class Connection {
     if (this.#stopped.signal.aborted) return {};
     const protocols = token ? [PROTOCOL, `headrace.bearer.${token}`] : [PROTOCOL];
     const { promise, resolve } = Promise.withResolvers();
-    const socket = new this.#options.WebSocket(this.#options.url, protocols);
+    let socket;
+    try {
+      socket = new this.#options.WebSocket(this.#options.url, protocols);
+    } catch (error) {
+      return { error }; // of an address that is none
+    }
     socket.binaryType = "arraybuffer";
     const session = new Session(socket, (from, frame) => this.#take(from, frame));
     let openedAt;

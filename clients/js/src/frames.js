@@ -1,4 +1,5 @@
 // The binary frames of the gateway's sockets; numbers are big-endian. The layout is in docs/formats.md.
+import { parseJson } from "./json.js";
 
 export const VALUE = 0;
 export const PUSH = 1;
@@ -63,7 +64,7 @@ function parsePair(frame) {
     ...flagsOf(frame[5]),
     partition: view.getUint16(6),
     offset: text.decode(frame.subarray(PAIR_BYTES, keyAt)),
-    key: JSON.parse(text.decode(frame.subarray(keyAt, end))),
+    key: parseJson(text.decode(frame.subarray(keyAt, end))),
     ...framed(frame.subarray(end)),
   };
 }

@@ -1,6 +1,7 @@
 // The gateway over HTTP: values with versions, messages, commands, journals, and events by tag as they are written.
 import { Retries, sleep } from "./backoff.js";
 import { Problem } from "./errors.js";
+import { jsonText, parseJson } from "./json.js";
 
 const JSON_TYPE = "application/json";
 const SILENCE_MS = 60_000; // of a stream, before it counts as lost
@@ -20,7 +21,7 @@ export class Http {
       method,
       signal,
       headers: { accept, ...(await this.#credentials()), ...typed(body), ...dropped(headers) },
-      body: body === undefined ? undefined : body instanceof Uint8Array ? body : JSON.stringify(body),
+      body: body === undefined ? undefined : body instanceof Uint8Array ? body : jsonText(body),
     });
     if (response.ok || response.status === 304) return response;
     const problem = await problemOf(response);
@@ -30,7 +31,7 @@ export class Http {
 
   async json(method, path, options) {
     const response = await this.send(method, path, options);
-    return response === null || response.status === 204 ? null : response.json();
+    return response === null || response.status === 204 ? null : parseJson(await response.text());
   }
 
   async #credentials() {
@@ -62,7 +63,7 @@ function queryText(query = {}) {
 async function problemOf(response) {
   const text = await response.text();
   try {
-    return new Problem({ status: response.status, ...JSON.parse(text) });
+    return new Problem({ status: response.status, ...parseJson(text) });
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
     return new Problem({ status: response.status, detail: text || response.statusText });
@@ -71,7 +72,7 @@ async function problemOf(response) {
 
 /** A key as it stands in a path: the text itself, or a JSON list for keys with parts. */
 export function keyText(key) {
-  return Array.isArray(key) ? JSON.stringify(key) : String(key);
+  return Array.isArray(key) ? jsonText(key) : String(key);
 }
 
 /** A text as a segment of a path. Browsers take dots alone for a way to another place, also where they are encoded. */
@@ -95,7 +96,7 @@ export class State {
       query: { max_staleness_s: maxStalenessS },
       orNull: true,
     });
-    return response && { value: await response.json(), version: versionOf(response) };
+    return response && { value: parseJson(await response.text()), version: versionOf(response) };
   }
 
   /** Sets a value; with `version`, only if it still is that one (null: only if there is none). */
@@ -109,7 +110,7 @@ export class State {
 
   /** A page of compound keys with these first parts, as {pairs, next}; `next` is the `after` of the next page. */
   page(prefix, { after, limit } = {}) {
-    const query = { prefix: JSON.stringify(prefix), after: after && keyText(after), limit };
+    const query = { prefix: jsonText(prefix), after: after && keyText(after), limit };
     return this.http.json("GET", this.#path(), { query });
   }
 
@@ -121,7 +122,7 @@ export class State {
   /** The pairs that an index has under a value. */
   async find(index, value, { limit } = {}) {
     const path = `/keyspaces/${segment(this.keyspace)}/indexes/${segment(this.name)}/${segment(index)}`;
-    return (await this.http.json("GET", path, { query: { value: JSON.stringify(value), limit } })).pairs;
+    return (await this.http.json("GET", path, { query: { value: jsonText(value), limit } })).pairs;
   }
 
   /** Follows a key: {after, token, format, deltas, applyDelta, maxWaiting}. The first value shows what `token` names. */
@@ -236,8 +237,8 @@ export async function* taggedEvents(http, tags, { after, backoff, signal, silenc
       clearTimeout(timer);
       openedAt = performance.now();
       for await (const { id, event, data } of serverEvents(response.body, silenceMs)) {
-        if (event === "problem") throw new Problem(JSON.parse(data));
-        yield { ...JSON.parse(data), tag_offset: id };
+        if (event === "problem") throw new Problem(parseJson(data));
+        yield { ...parseJson(data), tag_offset: id };
         last = id;
       }
     } catch (error) {

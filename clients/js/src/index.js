@@ -23,11 +23,13 @@ export class GatewayClient {
    */
   constructor(url, options = {}) {
     const { token, fetch = globalThis.fetch.bind(globalThis), WebSocket = globalThis.WebSocket, ...more } = options;
+    const given = typeof token === "function" ? token : () => token;
+    if (typeof token !== "function") checked(token);
     this.url = url.replace(/\/+$/, "");
     this.#options = {
       ...more,
       WebSocket,
-      token: async () => (typeof token === "function" ? token() : token),
+      token: async () => checked(await given()),
       hasFreshTokens: typeof token === "function",
       probe: () => this.#probe(),
     };
@@ -112,4 +114,11 @@ export class GatewayClient {
       return error.status === 401 || error.status === 403 ? error : null;
     }
   }
+}
+
+/** A token without the space around it, as a file may have. It stands in a header and, with sockets, in a sub-protocol. */
+function checked(token) {
+  const found = token?.trim() || undefined;
+  if (found && !/^[\w.~+-]+$/.test(found)) throw new TypeError("a token consists of letters, digits, '-', '_' and '.'");
+  return found;
 }

@@ -4,8 +4,9 @@ import { Retries, sleep } from "./backoff.js";
 import { finalRefusal } from "./connection.js";
 import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
+import { jsonText, parseJson } from "./json.js";
 import { AsyncQueue } from "./queue.js";
-import { frameText, textOf } from "./subscriptions.js";
+import { textOf } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const JSON_PROTOCOL = "headrace.json";
@@ -46,7 +47,7 @@ export class KeySocket {
   async send(message, data) {
     const socket = await this.#opened();
     if (this.#options.json) {
-      socket.send(frameText({ type: message, data }));
+      socket.send(jsonText({ type: message, data }));
       return;
     }
     const { schemaId, codec } = await this.#named(socket, message);
@@ -98,7 +99,12 @@ export class KeySocket {
       return { hasToken: false, code: 1006, reason: `no token: ${error.message}` };
     }
     const protocols = [...(this.#options.json ? [JSON_PROTOCOL] : []), ...(token ? [`headrace.bearer.${token}`] : [])];
-    const socket = new this.#options.WebSocket(this.#options.url, protocols);
+    let socket;
+    try {
+      socket = new this.#options.WebSocket(this.#options.url, protocols);
+    } catch (error) {
+      return { error }; // of an address that is none
+    }
     socket.binaryType = "arraybuffer";
     const { promise, resolve } = Promise.withResolvers();
     let openedAt;
@@ -128,7 +134,7 @@ export class KeySocket {
 
   #receive(socket, data) {
     if (typeof data === "string") {
-      const value = JSON.parse(data);
+      const value = parseJson(data);
       this.#later(socket, () => this.#tell(Object.keys(value).length === 0 ? null : value));
       return;
     }

@@ -1,5 +1,6 @@
 // What a program subscribed to: one key, or a collection. They outlive connections: each knows the place from which the
 // next connection resumes, and takes in a change and its place together.
+import { jsonText } from "./json.js";
 import { AsyncQueue } from "./queue.js";
 
 const MOST_WAITING = 10_000;
@@ -7,14 +8,6 @@ const MOST_WAITING = 10_000;
 /** A value as text, to compare it; whole numbers beyond 2^53 are BigInt, which JSON lacks. */
 export function textOf(value) {
   return JSON.stringify(value, (_, each) => (typeof each === "bigint" ? `${each}n` : each));
-}
-
-/** A frame as text. Throws for text with half a character: the gateway would end the socket of all because of it. */
-export function frameText(frame) {
-  return JSON.stringify(frame, (_, each) => {
-    if (typeof each === "string" && !each.isWellFormed()) throw new TypeError("text has half a character, which JSON lacks");
-    return each;
-  });
 }
 
 /** What both kinds share: a queue of changes to read with `for await`, and an end. */
@@ -51,7 +44,7 @@ class Subscription {
 
   /** The frame that asks for it, from the place where the last connection ended. */
   frame() {
-    return frameText({ ...this.request, id: this.id, ...this.place() });
+    return jsonText({ ...this.request, id: this.id, ...this.place() });
   }
 }
 
@@ -59,7 +52,9 @@ class Subscription {
 export class KeySubscription extends Subscription {
   constructor(id, request, options, onClose) {
     // A reader that is too slow gets the newest value, marked as lagged, as it would from the gateway.
-    super(id, { op: "subscribe", ...request }, options, onClose, (items) => [{ ...items.at(-1), isLagged: true }]);
+    // It is whole, and has not the delta of its last step alone.
+    const newest = ({ delta, ...change }) => ({ ...change, ...(delta !== undefined && !options.applyDelta && { delta }) });
+    super(id, { op: "subscribe", ...request }, options, onClose, (items) => [{ ...newest(items.at(-1)), isLagged: true }]);
     this.offset = options.after ?? null;
     this.value = undefined;
   }
@@ -108,7 +103,7 @@ export class Collection extends Subscription {
 
   /** The value of a key; undefined if it has none. */
   get(key) {
-    return this.#entries.get(JSON.stringify(key))?.value;
+    return this.#entries.get(textOf(key))?.value;
   }
 
   /** All pairs [key, value]. */
@@ -151,7 +146,7 @@ export class Collection extends Subscription {
   }
 
   #stage(partition, { key, value, delta }) {
-    const name = JSON.stringify(key);
+    const name = textOf(key);
     const staged = this.#staged.get(partition);
     const now = delta === undefined ? value : this.options.applyDelta?.(staged.get(name)?.value ?? null, delta);
     if (now === null) staged.delete(name);
@@ -198,7 +193,7 @@ export class Collection extends Subscription {
   }
 
   #set(key, value, partition) {
-    const name = JSON.stringify(key);
+    const name = textOf(key);
     if (value === null) this.#entries.delete(name);
     else this.#entries.set(name, { key, value, partition });
   }

@@ -86,6 +86,11 @@ class Retries:
         self._refused_tokens = 0
         self._delay_s = 0.0
 
+    @property
+    def is_first(self) -> bool:
+        """True if nothing has failed before in this row."""
+        return self._failures == 0
+
     def may_renew_token(self) -> bool:
         """Count a token that was refused; return False if the program's function has given too many of them."""
         self._refused_tokens += 1
@@ -240,6 +245,10 @@ class ClientConnection:
             if refusal is not None:
                 self._end_all(refusal)
                 return
+            if retries.is_first and not ended.was_open:
+                _logger.warning(
+                    "no socket to the gateway yet; it is tried again", at=self._options.url, why=ended.reason
+                )
             self._tell("waiting", ended.code)
             await retries.wait(ended.open_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -20,12 +21,15 @@ from headrace.client.requests import (
     problem_error,
     tagged_events,
 )
-from headrace.errors import GatewayRefused, GatewayUnavailable, MissingExtra
+from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, MissingExtra
 from headrace.runtime import Backoff
 
 __all__ = ["GatewayClient", "Token"]
 
 Token = str | Callable[[], str | Awaitable[str | None] | None]
+
+# What may stand in a header and, where browsers can't send one, in a sub-protocol.
+_TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 
 
 class GatewayClient:
@@ -49,7 +53,7 @@ class GatewayClient:
         except ImportError as error:
             raise MissingExtra("httpx", "client") from error
         self.url = url.rstrip("/")
-        self._given = token
+        self._given = token if callable(token) else _checked(token)
         self._backoff = backoff or Backoff(first_s=0.1, limit_s=10.0)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s)
         self._requests = HttpRequests(self._http, self._token, has_fresh_tokens=callable(token))
@@ -135,7 +139,7 @@ class GatewayClient:
         if not callable(self._given):
             return self._given
         found = self._given()
-        return await found if inspect.isawaitable(found) else found
+        return _checked(await found if inspect.isawaitable(found) else found)
 
     async def _probe(self) -> GatewayRefused | None:
         """Ask by a plain request why a socket could not be opened; return the error if the client is refused."""
@@ -146,3 +150,11 @@ class GatewayClient:
         except GatewayRefused as error:
             return error if error.status in (401, 403) else None
         return None
+
+
+def _checked(token: str | None) -> str | None:
+    """Return a token without the space around it, as a file may have; None for an empty one. Raises BadArgument."""
+    found = (token or "").strip()
+    if found and not _TOKEN.fullmatch(found):
+        raise BadArgument("token", "…", "a JSON Web Token consists of letters, digits, '-', '_' and '.'")
+    return found or None

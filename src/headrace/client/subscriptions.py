@@ -127,5 +127,5 @@ class KeySubscription(ClientSubscription[KeyChange]):
         self.put(KeyChange(self._value, frame["offset"], delta, is_lagged=frame["op"] == "lagged", **flags))
 
     def overflow(self, newest: KeyChange) -> KeyChange:
-        """Return the newest value, marked as lagged, as the gateway would."""
-        return newest._replace(is_lagged=True)
+        """Return the newest value as the gateway would: marked as lagged, whole, without the delta of its last step."""
+        return newest._replace(is_lagged=True, delta=newest.delta if self._apply_delta is None else None)

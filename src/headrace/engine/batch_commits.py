@@ -235,6 +235,7 @@ class BatchCommits(Generic[S]):
                 await self.pause(failures, error)
         self._health.up()
         self._queue.rewind(self.stored_floor())
+        self._on_timers()  # what was read may have set some
 
     def _fail(self, batch: CommandBatch, error: HeadraceError) -> None:
         """Give the callers of a batch the error, each with the name of its aggregate."""

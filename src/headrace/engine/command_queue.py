@@ -16,7 +16,7 @@ from headrace.engine import metrics
 from headrace.engine.background import TaskSet
 from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
 from headrace.engine.command_lanes import CommandLane, CommandLanes
-from headrace.engine.commands import Answer, CommandReply
+from headrace.engine.commands import CommandReply
 from headrace.engine.decisions import Decision, Repeated
 from headrace.engine.handling import CommandHandling
 from headrace.engine.places import InputPlaces
@@ -334,9 +334,12 @@ class CommandQueue(Generic[S]):
         self._lanes.take(command, lane)
 
     def _put(self, command: PendingCommand, outcome: WorkOutcome | None) -> None:
-        """Put what work leads to into the open batch; nothing if there was nothing to do."""
+        """Put what work leads to into the open batch; nothing if there was nothing to do.
+
+        That is answered when it is sure: a batch that is not committed yet may have left nothing to do.
+        """
         if outcome is None:
-            command.answer(Answer(NOTHING_DONE, self.open.name))
+            self._answer(command, NOTHING_DONE, False)
             return
         self.open.add(command, outcome.handled)
         for key, value in outcome.states.items():

@@ -8,7 +8,7 @@ itself may wait for something.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -40,11 +40,13 @@ from headrace.engine.records import (
 )
 from headrace.engine.timers import Timer
 from headrace.errors import (
+    BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
     CommandTooLate,
     NotReadable,
+    NotStorable,
     UnknownCommand,
     WrongVersion,
 )
@@ -62,6 +64,8 @@ _NO_EVENTS = b"[]"
 # What a reply takes at most besides its state, its events and its value.
 _REPLY_OVERHEAD_BYTES = 128
 _REASON_AT_MOST = 500
+# States that no handler can change in place.
+_UNCHANGEABLE = (bool, bytes, float, int, str)
 
 
 class RecordLimits(NamedTuple):
@@ -155,7 +159,8 @@ class CommandHandling(Generic[S]):
             context = CommandContext(
                 self.engine,
                 request.aggregate,
-                state,
+                self._own_state(record, state),
+                had_state=state is not None,
                 version=version,
                 command_id=request.command_id,
                 now_ms=now_ms,
@@ -217,13 +222,17 @@ class CommandHandling(Generic[S]):
         """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
         to = timer.aggregate or aggregate
         request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
-        sent, size_bytes = command_record(self.engine, to, timer.kind, timer.data), 0
+        size_bytes = 0
         reply: CommandReply = SuccessReply(record.version, record.state, _NO_EVENTS)
-        records: tuple[NewRecord, ...] = (sent,)
+        records: tuple[NewRecord, ...] = ()
         try:
+            sent = command_record(self.engine, to, timer.kind, timer.data)
             size_bytes = self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+            records = (sent,)
         except CommandTooLarge as error:
-            reply, records = failed_reply(error), ()
+            reply = failed_reply(error)
+        except BadArgument as error:  # the engine was declared with a command topic when the timer was set
+            reply = failed_reply(self._failed(request, "timer", error))
         kept, value = self._fitted(record, request)
         return HandledCommand(reply, kept, value, records, size_bytes)
 
@@ -239,6 +248,15 @@ class CommandHandling(Generic[S]):
             return None
         state: S = self.values.inner.decode(record.state)
         return state
+
+    def _own_state(self, record: AggregateRecord | None, state: S | None) -> Callable[[], S | None]:
+        """Return what gives the state that events are applied to: what the handler does to its own does not count.
+
+        Without a journal the handler says what the state is, and may change the object that it got.
+        """
+        if self._journal is None or state is None or isinstance(state, _UNCHANGEABLE):
+            return lambda: state
+        return lambda: self._state_of(record)
 
     def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
         """Call the handler, and return what it returns."""
@@ -282,8 +300,10 @@ class CommandHandling(Generic[S]):
             raise decision.error
         if decision.reject is not None:
             return _Change(base, rejected_reply(base.version, decision.reject))
-        payloads = [self.engine.events.payload_json(event) for event in decision.events]
-        state = self.values.inner.encode(decision.state) if decision.state is not None else None
+        payloads = _written(decision)
+        state = base.state
+        if payloads or self._journal is None:
+            state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
         if decision.timers is not None and decision.timers != base.timers:
             record = msgspec.structs.replace(record, timers=decision.timers)
@@ -379,3 +399,13 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
+
+
+def _written(decision: Decision) -> list[bytes]:
+    """Return the events as the journal gets them. Raises NotStorable."""
+    payloads = []
+    for each in decision.payloads:
+        if isinstance(each, NotStorable):
+            raise each
+        payloads.append(each)
+    return payloads

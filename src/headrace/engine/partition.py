@@ -261,12 +261,18 @@ class EnginePartition(Generic[S]):
         return CommittedAggregate(record, since, await self._tokens.text())
 
     def _submit_work(self, aggregate: str, work: BatchWork, is_alone: bool) -> PendingCommand:
-        """Put work that no caller has sent into the lane of an aggregate, or into one of its own."""
+        """Put work that no caller has sent into the lane of an aggregate, or into one of its own.
+
+        It fails at once if this node is not the owner: when it is again, what the work was made of may be outdated.
+        """
         self._arrivals += 1
         request = CommandRequest(aggregate=aggregate, kind=type(work).__name__, data=b"")
         done = self._loop.create_future()
         command = PendingCommand(self._arrivals, request, math.inf, math.inf, done, is_alone=is_alone, work=work)
-        self._queue.add(command)
+        if self._queue.is_begun:
+            self._queue.add(command)
+        else:
+            command.fail(self._not_owner())
         return command
 
     async def _run(self) -> None:

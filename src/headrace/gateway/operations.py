@@ -22,7 +22,9 @@ _GROUP = "Operations"
 _REFRESH_S = 1.0
 _STATE = {"type": "object", "required": ["state"], "properties": {"state": {"enum": ["up", "starting", "down"]}}}
 # The page has no scripts at all, so nothing in it can run or load anything.
-_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class OperationRoutes:

@@ -96,12 +96,15 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen: a client of TLS has no longer for its handshake than for its headers."""
         await super().startup(sockets=[])
-        limits = {"ssl_handshake_timeout": self._handshake_s} if self.config.ssl is not None else {}
         for each in sockets or ():
-            listening = asyncio.get_running_loop().create_server(
-                self._new_protocol, sock=each, ssl=self.config.ssl, backlog=self.config.backlog, **limits
+            server = await asyncio.get_running_loop().create_server(
+                self._new_protocol,
+                sock=each,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=self._handshake_s if self.config.ssl is not None else None,
             )
-            self.servers.append(await listening)
+            self.servers.append(server)
         self.has_started.set()
 
     def _new_protocol(self) -> asyncio.Protocol:

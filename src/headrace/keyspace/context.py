@@ -79,7 +79,10 @@ class Context:
             await self._gate()  # what is read here may be told to nobody while the last owner may still answer
         left_s = self.left_s if timeout_s is None else min(timeout_s, self.left_s)
         return await self._client_of(keyspace).ask(
-            message, message_id=_id_of(f"{self._asker}/{self.request_id}", number), timeout_s=max(left_s, 0.001), chain=self._chain
+            message,
+            message_id=_id_of(f"{self._asker}/{self.request_id}", number),
+            timeout_s=max(left_s, 0.001),
+            chain=self._chain,
         )
 
     def tell(self, keyspace: type[Keyspace], message: object) -> None:

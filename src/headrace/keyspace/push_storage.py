@@ -36,15 +36,17 @@ class PushStorage:
         self.letters: dict[str, PushLetter] = {}
 
     async def load(self) -> None:
-        """Make the topic, and read where the hook stands."""
+        """Make the topic, and read where the hook stands; until that is known, what was known before is."""
         config = TopicConfig(cleanup=Cleanup.COMPACT)
         await ensure_topic(self._log.admin, self.topic, partitions=1, config=config)
-        self.places, self.letters = {}, {}
         at = TopicPartition(self.topic, 0)
         bounds = await self._log.bounds(at)
+        places: dict[int, str] = {}
+        letters: dict[str, PushLetter] = {}
         async for batch in self._log.read(at, bounds.start, bounds.end):
             for record in batch.records:
-                self._apply(record)
+                self._apply(record, places, letters)
+        self.places, self.letters = places, letters
 
     async def save(self, partition: int, place: str) -> None:
         """Store the place of a partition: all before it is done."""
@@ -64,15 +66,15 @@ class PushStorage:
     async def _write(self, key: str, content: Any) -> None:  # noqa: ANN401
         await self._log.append([NewRecord(self.topic, key.encode(), msgspec.json.encode(content), partition=0)])
 
-    def _apply(self, record: Record) -> None:
+    def _apply(self, record: Record, places: dict[int, str], letters: dict[str, PushLetter]) -> None:
         key = (record.key or b"").decode()
         try:
             if key.startswith(_PLACE) and record.value is not None:
-                self.places[int(key.removeprefix(_PLACE))] = msgspec.json.decode(record.value, type=str)
+                places[int(key.removeprefix(_PLACE))] = msgspec.json.decode(record.value, type=str)
             elif key.startswith(_LETTER):
-                self.letters.pop(key.removeprefix(_LETTER), None)
+                letters.pop(key.removeprefix(_LETTER), None)
                 if record.value is not None:
                     letter = msgspec.json.decode(record.value, type=PushLetter)
-                    self.letters[letter.id] = letter
+                    letters[letter.id] = letter
         except (ValueError, msgspec.MsgspecError) as error:
             raise NotReadable(f"the push topic {self.topic!r}", key[:60], str(error)) from error

@@ -40,6 +40,7 @@ __all__ = ["CommitQueue", "ProducerWriter"]
 _BATCH_HEADER_BYTES = 64
 _MAX_GROUP = 1000
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
+_ROWS = 64
 
 
 class ProducerWriter:
@@ -396,8 +397,14 @@ def _check_unique(unit: UnitOfWork) -> None:
 
 
 def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
-    """Return the keys that an index has under exactly this value."""
-    return [key for found, key in replica.rows(row, after_prefix(row), limit=8) if found == row + key]
+    """Return the keys that an index has under exactly this value; longer values that begin with it lie between."""
+    holders, start, end = list[bytes](), row, after_prefix(row)
+    while rows := replica.rows(start, end, limit=_ROWS):
+        holders += [key for found, key in rows if found == row + key]
+        start = rows[-1][0] + b"\x00"
+        if len(rows) < _ROWS:
+            break
+    return holders
 
 
 def _checked_size(replica: StateReplica, record: NewRecord) -> int:

@@ -231,7 +231,7 @@ class StateReplica:
     async def ask(self) -> None:
         """Ask the log for its high watermark: the copy that reaches it is as old as this question.
 
-        Raises StartOver, and StateAhead if the log ends before what this copy has applied.
+        Raises StartOver, and StateAhead if the log ends before what this copy has applied of this very topic.
         """
         before = self.progress.position
         for attempt in (1, 2):
@@ -240,6 +240,7 @@ class StateReplica:
             if bounds.high_watermark >= before:
                 break
             if attempt == 2:
+                await self.look_at_topic()  # it may be another one by now, which ends elsewhere
                 raise StateAhead(*self.at, before, bounds.high_watermark)
         now = moment_of(self._clock)
         self._check_age(now)

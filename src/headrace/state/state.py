@@ -415,7 +415,8 @@ class State(Generic[K, V]):
             value = await self._decode(stored)
             if value is not None:
                 items.append((self._replica.keys.decode(data), value))
-        return StatePage(items, items[-1][0] if len(found) > limit else None)
+        # The last key that was looked at: its value may be one that JSON has for nothing.
+        return StatePage(items, self._replica.keys.decode(found[limit - 1][0]) if len(found) > limit else None)
 
     async def _decode(self, data: bytes | None) -> V | None:
         if data is None:

@@ -37,10 +37,18 @@ export function act(where, body) {
   return answered(where, {}, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
+/** What a text of JSON holds. Whole numbers beyond 2^53 stay as they were written, to be shown: they would be rounded. */
+export const parsed = (text) => (/\d{16}/.test(text) ? JSON.parse(text, exact) : JSON.parse(text));
+
+function exact(_, value, context) {
+  if (typeof value !== "number" || Number.isSafeInteger(value) || !JSON.rawJSON) return value;
+  return /^-?\d+$/.test(context.source) ? JSON.rawJSON(context.source) : value;
+}
+
 async function answered(where, query, options) {
   const response = await requested(where, query, options);
   try {
-    return response.status === 204 ? null : await response.json();
+    return response.status === 204 ? null : parsed(await response.text());
   } catch (error) {
     throw new Away(error.message);
   }
@@ -73,7 +81,7 @@ export async function* lines(where, query, signal) {
     rest = parts.pop();
     for (const line of parts) {
       if (!line.trim()) continue;
-      const found = JSON.parse(line);
+      const found = parsed(line);
       if (found.problem) throw new Problem(found.problem.status, found.problem.detail);
       yield found;
     }

@@ -1,4 +1,4 @@
-import { get, path, socket } from "./api.js";
+import { get, parsed, path, socket } from "./api.js";
 import { badge, bar, empty, field, h, pretty, show, timeOf } from "./dom.js";
 
 const MOST = 24;
@@ -57,7 +57,7 @@ function follow([keyspace, state, key], remove) {
     current = socket(`keyspaces/${path(keyspace)}/states/${path(state, key)}`, "headrace.json");
     current.addEventListener("open", () => { delay = 500; element.classList.remove("stale"); told("good", "live"); });
     current.addEventListener("message", ({ data }) => {
-      value.textContent = data === "{}" ? "(no value)" : pretty(readable(JSON.parse(data)));
+      value.textContent = data === "{}" ? "(no value)" : pretty(readable(parsed(data)));
       value.classList.remove("flash");
       void value.offsetWidth; // the animation begins again only after the style was computed without it
       value.classList.add("flash");
