@@ -121,6 +121,30 @@ async def test_an_owner_reads_its_own_values_at_once(served: Served) -> None:
     assert client.decode_at_once("balances", again.data) == 8
 
 
+async def test_gets_from_the_own_node_in_a_loop_leave_time_for_others(served: Served) -> None:
+    """C8: they send no request, show what was put before them, and let other tasks run."""
+    key, client, turns = new_key(0), served.client, 0
+    await client.put("balances", key, 1)
+    assert await client.get("balances", key) == 1
+
+    async def run_beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(run_beside())
+    router = served.node._hosting.router
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router, "ask", None)
+        for _ in range(10):
+            assert await client.get("balances", key) == 1
+    assert turns >= 10
+    beside.cancel()
+    await client.put("balances", key, 2)
+    assert await client.get("balances", key) == 2
+
+
 async def test_nobody_but_the_owner_reads_at_once(served: Served) -> None:
     """Without a valid lease, or with a commit that is not settled, a read has to wait, and says nothing at once."""
     key, client, host = new_key(0), served.client, partition_of(served, 0)

@@ -53,6 +53,24 @@ async def test_work_that_gathers_during_a_commit_shares_the_next_one(path: Path)
     assert len(words(path)) == 1000
 
 
+async def test_work_that_changes_nothing_wakes_nobody(path: Path) -> None:
+    """Checks go through the writer, too; whoever follows the file need not look at it after them."""
+    changes: list[str] = []
+
+    def apply(db: sqlite3.Connection, works: Sequence[str]) -> Sequence[object]:
+        return insert_all(db, works) if works != ["look"] else db.execute("SELECT count(*) FROM words").fetchall()
+
+    commits = GroupCommit(
+        path, apply, forget=lambda: None, committed=lambda _: None, changed=lambda: changes.append("changed")
+    )
+    assert await commits.submit("look") == (0,)
+    assert changes == []
+    await commits.submit("a")
+    assert await commits.submit("look") == (1,)
+    await commits.close()
+    assert changes == ["changed"]
+
+
 async def test_a_failed_group_is_rolled_back_and_the_next_one_works(path: Path) -> None:
     """Nothing of it is in the file, everybody in it is told, what was remembered is forgotten."""
     forgotten = []

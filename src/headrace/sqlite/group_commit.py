@@ -37,8 +37,8 @@ class GroupCommit(Generic[W]):
     `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the exception to
     raise. If it raises itself, the whole group fails, and `forget` is called, because what is cached of the file may be
     wrong. `committed` is called in the loop after each group, with the seconds since its first piece of work was
-    submitted. `passing` is called in the writer's thread with the name of each step, so that tests can kill the process
-    there.
+    submitted, and `changed` after each group that may have changed the file. `passing` is called in the writer's thread
+    with the name of each step, so that tests can kill the process there.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class GroupCommit(Generic[W]):
         *,
         forget: Callable[[], None],
         committed: Callable[[float], None],
+        changed: Callable[[], None] = lambda: None,
         passing: Callable[[str], None] = lambda _step: None,
         fsync: bool = True,
         max_group: int = 1000,
@@ -57,6 +58,7 @@ class GroupCommit(Generic[W]):
         self._apply = apply
         self._forget = forget
         self._committed = committed
+        self._changed = changed
         self._passing = passing
         self._max_group = max_group
         self._timeout_s = timeout_s
@@ -89,9 +91,11 @@ class GroupCommit(Generic[W]):
             group, is_last = self._gather()
             since_s, gathered_s = gathered_s if first_waited else time.perf_counter(), time.perf_counter()
             if group:
+                changes = self._db.total_changes
                 outcomes = self._commit(group)
+                has_changed = self._db.total_changes != changes
                 try:
-                    self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s)
+                    self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s, has_changed)
                 except RuntimeError:
                     return  # the loop was closed before the group commit: no caller waits any more
             if is_last:
@@ -133,7 +137,9 @@ class GroupCommit(Generic[W]):
             return error
         return explain(error, self._path, "writing", timeout_s=self._timeout_s, outcome_known=outcome_known)
 
-    def _finish(self, group: Sequence[_Ticket[W]], outcomes: Sequence[object], since_s: float) -> None:
+    def _finish(
+        self, group: Sequence[_Ticket[W]], outcomes: Sequence[object], since_s: float, has_changed: bool
+    ) -> None:
         for (_, future), outcome in zip(group, outcomes, strict=True):
             if future.done():
                 continue  # the caller was cancelled; the work was done all the same
@@ -142,3 +148,5 @@ class GroupCommit(Generic[W]):
             else:
                 future.set_result(outcome)
         self._committed(time.perf_counter() - since_s)
+        if has_changed:
+            self._changed()

@@ -122,17 +122,20 @@ class RecordWriter:
         placed: list[Placed] = []
         for record in records:
             known = find(db, record.topic)
-            timestamp_ms = record.timestamp_ms
-            if timestamp_ms is None:
-                timestamp_ms = now_ms
-            elif not 0 <= timestamp_ms <= now_ms + known.timestamp_ahead_ms:
-                raise _refused_timestamp(record, timestamp_ms, known.timestamp_ahead_ms)
-            if size_of(record) > known.max_record_bytes:
-                raise RecordTooLarge(record.topic, size_of(record), known.max_record_bytes)
+            _refuse(record, known, now_ms)
             partition = self._partition(record, known)
             headers = _encode_headers(record.headers) if record.headers else None
+            timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
             placed.append(Placed(record, partition, known.tail(partition), timestamp_ms, headers))
         return placed
+
+    def refuse(self, db: sqlite3.Connection, records: Iterable[NewRecord]) -> None:
+        """Raise for records that `check` would raise for, and do nothing else."""
+        now_ms = self._clock.now_ms()
+        for record in records:
+            known = self.catalog.find(db, record.topic)
+            _refuse(record, known, now_ms)
+            known.tail(self._partition(record, known))
 
     def write(self, placed: Iterable[Placed]) -> list[Position]:
         """Give each record the next offset of its partition."""
@@ -164,6 +167,15 @@ class RecordWriter:
             return partition_of(record.key, known.partitions)
         self._spread += 1
         return self._spread % known.partitions
+
+
+def _refuse(record: NewRecord, known: KnownTopic, now_ms: int) -> None:
+    """Raise for a record that its topic does not take."""
+    timestamp_ms, size_bytes = record.timestamp_ms, size_of(record)
+    if timestamp_ms is not None and not 0 <= timestamp_ms <= now_ms + known.timestamp_ahead_ms:
+        raise _refused_timestamp(record, timestamp_ms, known.timestamp_ahead_ms)
+    if size_bytes > known.max_record_bytes:
+        raise RecordTooLarge(record.topic, size_bytes, known.max_record_bytes)
 
 
 def _refused_timestamp(record: NewRecord, timestamp_ms: int, bound_ms: int) -> HeadraceError:

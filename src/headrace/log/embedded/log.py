@@ -53,7 +53,8 @@ class EmbeddedLog:
             path,
             self._writer.apply,
             forget=self._writer.catalog.forget,
-            committed=self._committed,
+            committed=self._append_seconds.observe,
+            changed=self._changes.announce,
             passing=crash_point,
             fsync=settings.fsync,
             max_group=settings.group_commit_max_records,
@@ -153,10 +154,6 @@ class EmbeddedLog:
         await self._commits.close()
         await self._changes.close()
         await asyncio.to_thread(self._readers.close)
-
-    def _committed(self, seconds: float) -> None:
-        self._append_seconds.observe(seconds)
-        self._changes.announce()
 
     def _acquire(self, db: sqlite3.Connection, owner: str, ttl_ms: int) -> object:
         boot_id, now_ms = self._clock.boot_time()

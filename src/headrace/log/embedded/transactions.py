@@ -44,7 +44,7 @@ class _Check:
 
     def run(self, db: sqlite3.Connection, writer: RecordWriter) -> None:
         self.owner.check(db)
-        writer.check(db, self.records)
+        writer.refuse(db, self.records)
 
 
 @dataclass(frozen=True, slots=True)
