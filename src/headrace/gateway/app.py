@@ -23,24 +23,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.access import Caller
 from headrace.config import GatewaySettings
 from headrace.engine import EngineClient
-from headrace.errors import (
-    BodyTooLarge,
-    Forbidden,
-    HeadraceError,
-    NoSuchRoute,
-    NotFound,
-    TimedOut,
-    Unauthenticated,
-    WrongMediaType,
-)
+from headrace.errors import Forbidden, HeadraceError, NoSuchRoute, NotFound, TimedOut
+from headrace.gateway.admission import Admission
 from headrace.gateway.console import ConsoleParts, ConsoleRecorder, ConsoleRoutes
 from headrace.gateway.engines import EngineRoutes
 from headrace.gateway.exchange import ClientLeft, Exchange, path_of
-from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
-from headrace.gateway.limits import BodyBytes, Rates, Slots
-from headrace.gateway.metrics import IN_FLIGHT, REFUSED, SOCKETS, STREAMS, RequestClocks
+from headrace.gateway.limits import Slots
+from headrace.gateway.metrics import REFUSED, SOCKETS, STREAMS, RequestClocks
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.ports import GatewayParts
@@ -90,20 +81,13 @@ class GatewayApp:
         self._settings = settings
         self._beside = beside
         self._closing = asyncio.Event()
-        self._in_flight = Slots(
-            "requests",
-            settings.max_requests_in_flight,
-            IN_FLIGHT,
-            per_caller=settings.max_requests_in_flight_per_caller,
-        )
-        self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
-        self._bodies = BodyBytes(settings.max_bodies_bytes)
-        self._origins = Origins(settings)
-        self._authentication = Authentication(settings)
-        self._rates = Rates(settings.requests_per_s, settings.burst)
         self._clocks = RequestClocks()
-        streams = Slots("streams", settings.max_streams, STREAMS, per_caller=settings.max_streams_per_caller)
-        terms = StreamTerms(streams, self._closing, settings.heartbeat_s)
+        self._origins = Origins(settings)
+        self._admission = Admission(settings)
+        self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
+        terms = _stream_terms(settings, self._closing)
+        served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
+        self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
         self._operations = OperationRoutes(
             parts.health,
             lambda: self._table.routes,
@@ -111,33 +95,20 @@ class GatewayApp:
             version=version,
             has_authentication=settings.has_authentication,
         )
-        journals = JournalRoutes(parts, terms, page_limit=settings.page_limit, create_topics=settings.create_topics)
-        served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
-        self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
         self._recorder = None if console is None else ConsoleRecorder(console, every_s=settings.console_sample_s)
-        pages: list[GatewayRoute] = []
-        if console is not None and self._recorder is not None:
-            pages = ConsoleRoutes(
-                console,
-                self._recorder,
-                parts.registry,
-                parts.health,
-                engines,
-                version=version,
-                refresh_health=self._operations.refresh,
-            ).routes()
-        self._table = RouteTable(
-            [
-                *journals.routes(),
-                *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
-                *SchemaRoutes(parts.registry).routes(),
-                *served.routes(),
-                *EngineRoutes(engines).routes(),
-                *self._operations.routes(),
-                *pages,
-                *routes,
-            ]
-        )
+        own = [*_log_routes(parts, settings, terms), *served.routes(), *EngineRoutes(engines).routes()]
+        pages = self._console_routes(console, parts, engines, version)
+        self._table = RouteTable([*own, *self._operations.routes(), *pages, *routes])
+
+    def _console_routes(
+        self, console: ConsoleParts | None, parts: GatewayParts, engines: Sequence[EngineClient[Any]], version: str
+    ) -> list[GatewayRoute]:
+        if console is None or self._recorder is None:
+            return []
+        refresh = self._operations.refresh
+        return ConsoleRoutes(
+            console, self._recorder, parts.registry, parts.health, engines, version=version, refresh_health=refresh
+        ).routes()
 
     def close_streams(self) -> None:
         """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
@@ -216,10 +187,7 @@ class GatewayApp:
         exchange.route = match.route.path
         if not exchange.is_plain:
             return None
-        caller = self._authentication.anonymous(exchange.address)
-        self._rates.take(caller.share)
-        self._check_permission(caller, match)
-        request = exchange.request = self._request(exchange, match, caller, b"")
+        request = exchange.request = self._admission.admit_plain(exchange, match)
         if match.route.at_once is None or self._must_wait(request):
             return None
         return self._guarded_at_once(exchange, match.route.at_once, request)
@@ -231,7 +199,7 @@ class GatewayApp:
             with span("gateway.request", route=exchange.route):
                 return answer(request)
         except Forbidden as error:
-            raise self._refusal(request.caller, error) from error
+            raise self._admission.refusal(request.caller, error) from error
 
     async def _answer(self, exchange: Exchange) -> ASGIApp:
         """Return the answer to a request that has to wait for something."""
@@ -242,11 +210,11 @@ class GatewayApp:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
         exchange.check_length(self._settings.max_body_bytes)
-        caller = scope[CALLER] = await self._caller(exchange)
-        self._take_place(exchange, caller)
-        if self._authentication.is_signed(exchange.headers):
-            return _Handed(self._beside, exchange.replayed(await self._body_in_time(exchange)))
-        return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
+        caller = scope[CALLER] = await self._admission.caller(exchange)
+        self._admission.take_place(exchange, caller)
+        body = await self._admission.signed_body(exchange)
+        limited = exchange.limited_receive(self._settings.max_body_bytes)
+        return _Handed(self._beside, limited if body is None else exchange.replayed(body))
 
     async def _under_deadline(self, exchange: Exchange, match: Match) -> ASGIApp:
         timeout_s = exchange.timeout_s(self._settings.request_timeout_s)
@@ -261,106 +229,22 @@ class GatewayApp:
             raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
 
     async def _handled(self, exchange: Exchange, match: Match) -> ASGIApp:
-        request = exchange.request
-        if request is None:
-            caller = await self._caller(exchange)
-            self._check_permission(caller, match)
-            request = self._request(exchange, match, caller, await self._body(exchange))
+        request = exchange.request or await self._admission.admit(exchange, match)
         if self._must_wait(request):
-            await self._owned(request.caller)
+            with self._admission.lent_place(request.caller):  # who only waits is not in flight
+                await self._suspension.wait()
         exchange.is_handling = True
         try:
             with span("gateway.request", parent=_trace_of(exchange), route=match.route.path):
                 found = await match.route.handler(request)
         except Forbidden as error:
-            raise self._refusal(request.caller, error) from error
+            raise self._admission.refusal(request.caller, error) from error
         return _response_of(found, match)
-
-    def _request(self, exchange: Exchange, match: Match, caller: Caller, body: bytes) -> GatewayRequest:
-        """Return the request for its handler, with a place among those in flight.
-
-        Not before the body was read: clients that are slow to send one would take the places of all others.
-        """
-        self._take_place(exchange, caller)
-        scope = exchange.scope
-        return GatewayRequest(
-            match.route,
-            match.path,
-            exchange.query,
-            exchange.headers,
-            body,
-            caller,
-            exchange.request_id,
-            scope.get("root_path", ""),
-        )
-
-    def _take_place(self, exchange: Exchange, caller: Caller) -> None:
-        share = caller.share
-        self._in_flight.occupy(share)
-        exchange.places.hold(self._in_flight.leave, share)
 
     def _must_wait(self, request: GatewayRequest) -> bool:
         """Return True if the request needs the owners of partitions, and some are missing."""
         needs_owners = request.route.needs_owners
         return needs_owners is not None and self._suspension.is_suspended and needs_owners(request)
-
-    async def _owned(self, caller: Caller) -> None:
-        """Wait until no partition is missing, without a place among the requests in flight."""
-        with self._in_flight.lent(caller.share):
-            await self._suspension.wait()
-
-    async def _body_in_time(self, exchange: Exchange) -> bytes:
-        """Return the body of a request that has no deadline of its own. Raises TimedOut."""
-        within_s = self._settings.request_timeout_s
-        deadline = asyncio.timeout(within_s)
-        try:
-            async with deadline:
-                return await self._body(exchange)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise TimedOut("reading the body of the request", within_s) from error
-
-    async def _body(self, exchange: Exchange) -> bytes:
-        try:
-            body = await exchange.body(self._settings.max_body_bytes, self._bodies)
-        except BodyTooLarge:
-            REFUSED.labels("body").inc()
-            raise
-        self._authentication.check_body(exchange.headers, body)
-        if (coding := exchange.headers.get("content-encoding", "identity").strip().lower()) != "identity":
-            raise WrongMediaType("Content-Encoding", coding[:60], ("identity",))
-        return body
-
-    async def _caller(self, exchange: Exchange) -> Caller:
-        """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
-        scope, address = exchange.scope, exchange.address
-        parts = None
-        if self._authentication.is_signed(exchange.headers):
-            parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
-        try:
-            caller = await self._authentication.caller(exchange.headers, parts, address=address)
-        except Unauthenticated:
-            REFUSED.labels("credentials").inc()
-            self._rates.take(Caller("", is_anonymous=True, address=address).share)
-            raise
-        self._rates.take(caller.share)
-        return caller
-
-    def _check_permission(self, caller: Caller, match: Match) -> None:
-        needs = match.route.needs
-        if needs is None:
-            return
-        try:
-            caller.check(needs.operation, needs.kind, needs.thing(match.path))
-        except Forbidden as error:
-            raise self._refusal(caller, error) from error
-
-    def _refusal(self, caller: Caller, error: Forbidden) -> Exception:
-        REFUSED.labels("permission").inc()
-        if caller.is_anonymous and self._settings.has_authentication:
-            return Unauthenticated(f"{error.operation} needs a token or a signature")
-        return error
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check where a WebSocket comes from and who opens it, and serve it; others are the application's."""
@@ -368,7 +252,7 @@ class GatewayApp:
         exchange = Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send)
         try:
             self._origins.check_socket(scope["scheme"], headers)
-            caller = scope[CALLER] = await self._caller(exchange)
+            caller = scope[CALLER] = await self._admission.caller(exchange)
             await self._open_socket(scope, receive, send, caller)
         except HeadraceError as error:
             # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
@@ -377,7 +261,7 @@ class GatewayApp:
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         query, path = QueryParams(scope["query_string"]), path_of(scope)
-        charge = partial(self._rates.take, caller.share)
+        charge = partial(self._admission.charge, caller.share)
         if path.rstrip(b"/") == SOCKET_PATH:
             await self._sockets.serve_many(scope, receive, send, caller, charge=charge)
             return
@@ -423,6 +307,19 @@ def _trace_of(exchange: Exchange) -> Context | None:
     if len(given.get("tracestate", "")) > _MOST_TRACE_STATE:
         del given["tracestate"]
     return extract_text(given) or None
+
+
+def _log_routes(parts: GatewayParts, settings: GatewaySettings, terms: StreamTerms) -> list[GatewayRoute]:
+    """Return the routes of journals, tags and schemas."""
+    limit = settings.page_limit
+    journals = JournalRoutes(parts, terms, page_limit=limit, create_topics=settings.create_topics)
+    tags = TagRoutes(parts, terms, page_limit=limit)
+    return [*journals.routes(), *tags.routes(), *SchemaRoutes(parts.registry).routes()]
+
+
+def _stream_terms(settings: GatewaySettings, closing: asyncio.Event) -> StreamTerms:
+    slots = Slots("streams", settings.max_streams, STREAMS, per_caller=settings.max_streams_per_caller)
+    return StreamTerms(slots, closing, settings.heartbeat_s)
 
 
 def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTerms:

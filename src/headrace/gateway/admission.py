@@ -1,0 +1,136 @@
+"""Admission: who sent a request, what this caller may do, and how much of the gateway it may use."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+
+from headrace.access import Caller
+from headrace.config import GatewaySettings
+from headrace.errors import BodyTooLarge, Forbidden, TimedOut, Unauthenticated, WrongMediaType
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.identity import Authentication, signed_parts
+from headrace.gateway.limits import BodyBytes, Rates, Slots
+from headrace.gateway.metrics import IN_FLIGHT, REFUSED
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import Match
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Admits requests, in this order: the caller, its rate, its permission, the body, a place among those in flight.
+
+    Promises: a body is read only for a caller that may send it, and takes a place only when all of it has come: clients
+    that are slow to send one would take the places of all others.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._authentication = Authentication(settings)
+        self._rates = Rates(settings.requests_per_s, settings.burst)
+        self._bodies = BodyBytes(settings.max_bodies_bytes)
+        most, per_caller = settings.max_requests_in_flight, settings.max_requests_in_flight_per_caller
+        self._in_flight = Slots("requests", most, IN_FLIGHT, per_caller=per_caller)
+
+    def admit_plain(self, exchange: Exchange, match: Match) -> GatewayRequest:
+        """Admit a request that `is_plain`: it has no credentials, so that nothing has to be waited for.
+
+        Raises RateExceeded, Forbidden, Unauthenticated, Busy, BadArgument.
+        """
+        caller = self._authentication.anonymous(exchange.address)
+        self._rates.take(caller.share)
+        self._check_permission(caller, match)
+        return self._request(exchange, match, caller, b"")
+
+    async def admit(self, exchange: Exchange, match: Match) -> GatewayRequest:
+        """Admit any request. Raises as `admit_plain`, and what `body` raises."""
+        caller = await self.caller(exchange)
+        self._check_permission(caller, match)
+        return self._request(exchange, match, caller, await self._body(exchange))
+
+    async def caller(self, exchange: Exchange) -> Caller:
+        """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
+        scope, address = exchange.scope, exchange.address
+        parts = None
+        if self._authentication.is_signed(exchange.headers):
+            parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
+        try:
+            caller = await self._authentication.caller(exchange.headers, parts, address=address)
+        except Unauthenticated:
+            REFUSED.labels("credentials").inc()
+            self._rates.take(Caller("", is_anonymous=True, address=address).share)
+            raise
+        self._rates.take(caller.share)
+        return caller
+
+    def charge(self, share: str) -> None:
+        """Count what a socket's client sends as a request. Raises RateExceeded."""
+        self._rates.take(share)
+
+    def refusal(self, caller: Caller, error: Forbidden) -> Exception:
+        """Return what a caller without permission is told: one without credentials, that it needs some."""
+        REFUSED.labels("permission").inc()
+        if caller.is_anonymous and self._settings.has_authentication:
+            return Unauthenticated(f"{error.operation} needs a token or a signature")
+        return error
+
+    def take_place(self, exchange: Exchange, caller: Caller) -> None:
+        """Take a place among the requests in flight, until the exchange gives its places back. Raises Busy."""
+        share = caller.share
+        self._in_flight.occupy(share)
+        exchange.places.hold(self._in_flight.leave, share)
+
+    def lent_place(self, caller: Caller) -> AbstractContextManager[None]:
+        """Give a request's place back while the block runs, in which it only waits."""
+        return self._in_flight.lent(caller.share)
+
+    async def signed_body(self, exchange: Exchange) -> bytes | None:
+        """Return the body of a signed request that has no deadline of its own; None if it is not signed.
+
+        Raises TimedOut, and what reading and checking a body raises.
+        """
+        if not self._authentication.is_signed(exchange.headers):
+            return None
+        deadline = asyncio.timeout(self._settings.request_timeout_s)
+        try:
+            async with deadline:
+                return await self._body(exchange)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TimedOut("reading the body of the request", self._settings.request_timeout_s) from error
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        try:
+            body = await exchange.body(self._settings.max_body_bytes, self._bodies)
+        except BodyTooLarge:
+            REFUSED.labels("body").inc()
+            raise
+        self._authentication.check_body(exchange.headers, body)
+        if (coding := exchange.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise WrongMediaType("Content-Encoding", coding[:60], ("identity",))
+        return body
+
+    def _check_permission(self, caller: Caller, match: Match) -> None:
+        needs = match.route.needs
+        if needs is None:
+            return
+        try:
+            caller.check(needs.operation, needs.kind, needs.thing(match.path))
+        except Forbidden as error:
+            raise self.refusal(caller, error) from error
+
+    def _request(self, exchange: Exchange, match: Match, caller: Caller, body: bytes) -> GatewayRequest:
+        """Return the request for its handler, with a place among those in flight."""
+        self.take_place(exchange, caller)
+        return GatewayRequest(
+            match.route,
+            match.path,
+            exchange.query,
+            exchange.headers,
+            body,
+            caller,
+            exchange.request_id,
+            exchange.scope.get("root_path", ""),
+        )
