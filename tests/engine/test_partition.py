@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import EngineSetting, embedded_only
-from tests.engine.models import Account, Close, Deposit, Deposited, Note, Query, Withdraw, bank_engine, counter_engine
+from tests.engine.models import (
+    Account,
+    Close,
+    Deposit,
+    Deposited,
+    Fail,
+    Note,
+    Query,
+    Withdraw,
+    bank_engine,
+    counter_engine,
+)
 
 from headrace.cluster import batch_of
 from headrace.engine import CommandContext, Engine, EngineLimits, Rejected, Success
@@ -24,6 +35,7 @@ from headrace.errors import (
     StateBroken,
     StateDiskFull,
     Unreachable,
+    WrongVersion,
 )
 from headrace.model import NewRecord, TopicConfig
 from headrace.observe import HealthState
@@ -61,6 +73,31 @@ async def test_nothing_is_published_for_what_changes_nothing(setting: EngineSett
     before = await setting.records(counter.state_topic)
     assert (await node.send("a", Deposit(0))).version == 2
     assert await setting.records(counter.state_topic) == before
+
+
+async def test_every_kind_of_outcome_leaves_in_the_log_what_it_should(setting: EngineSetting) -> None:
+    """N4, N6, N7, N8, N22: replies, rejections, failures and wrong versions, and the records of each of them."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+
+    async def written() -> tuple[int, int]:
+        return len(await setting.records(bank.name)), len(await setting.records(bank.state_topic))
+
+    await node.send("a", Deposit(5))
+    assert (await node.send("a", Note("the state stays as it is"))).version == 2
+    assert await written() == (2, 2)
+    assert (await node.send("a", Query())).value == 5
+    assert isinstance(await node.send("a", Withdraw(50)), Rejected)
+    for where in ("handler", "event handler", "serializer"):
+        failed = await node.send("a", Fail(where))
+        assert isinstance(failed.error, CommandFailed)
+    wrong = await node.send("a", Deposit(1), expected_version=7)
+    assert isinstance(wrong.error, WrongVersion)
+    assert (wrong.error.expected, wrong.error.actual) == (7, 2)
+    assert await written() == (2, 2)
+    assert isinstance(await node.send("a", Withdraw(50), command_id="w"), Rejected)
+    assert await written() == (2, 3)
+    assert (await node.send("a", Deposit(1), expected_version=2)).state == Account(6)
 
 
 async def test_commands_of_many_aggregates_share_a_transaction_and_those_of_one_run_in_order(

@@ -103,6 +103,7 @@ async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(place: Pla
         assert await sums.count("counts") == len(done)
 
 
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
 async def test_a_frozen_owner_of_an_old_partition_acknowledges_nothing(place: Place) -> None:
     """C17: an owner whose lease is over, and that has not heard of the resize, is refused by the log."""
     name = f"sums-{place.name}"

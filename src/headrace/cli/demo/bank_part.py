@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.app import Headrace, RunningNode
 from headrace.cli.demo.keyspace_part import node_process
-from headrace.cli.demo.load import Load, both_own, owners_of
+from headrace.cli.demo.load import Load, both_ready, owners_of
 from headrace.cli.demo.voice import say, tell
 from headrace.engine import Aggregate, Engine, EngineClient, Reject, Rejected, Success, audit_engine
 from headrace.model import partition_of
@@ -111,7 +111,7 @@ async def show_bank(hr: Headrace, address: str, store: str | None, suffix: str) 
     async with first as c, second as d, hr.node() as me:
         await me.online(bank.name, timeout_s=60)
         await _try_out(hr.engine(bank).aggregate(f"ann{suffix}"))
-        await both_own(me, bank.name)
+        await both_ready(me, bank.name)
         await _kill_under_load(hr, me, {"demo-c": c, "demo-d": d}, suffix)
 
 

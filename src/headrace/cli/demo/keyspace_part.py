@@ -7,12 +7,12 @@ import contextlib
 import logging
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.app import Headrace
-from headrace.cli.demo.load import Load, both_own, owners_of
+from headrace.cli.demo.load import Load, both_ready, owners_of
 from headrace.cli.demo.voice import say, tell
 from headrace.keyspace import App, Keyspace, KeyspaceClient, State, handles, state
 from headrace.model import partition_of
@@ -46,27 +46,30 @@ class Counters(Keyspace, name="demo-counters", partitions=4, replicas=2):
 app = App(Counters)
 
 
-async def show_keyspace(hr: Headrace, address: str) -> None:
+async def show_keyspace(hr: Headrace, address: str, suffix: str) -> None:
     """Start two nodes, ask them, kill the owner of half of the partitions, and count."""
     logging.getLogger("headrace.cluster").setLevel(logging.WARNING)
     say("A keyspace: state by key on two nodes, each a process; the one that owns a key is killed under load")
     async with node_process(address, "demo-a") as first, node_process(address, "demo-b") as second, hr.node() as me:
         await me.online("demo-counters", timeout_s=60)
-        await both_own(me, "demo-counters")
+        await both_ready(me, "demo-counters")
         counters, owners = hr.keyspace(Counters), owners_of(me, "demo-counters")
         tell(f"4 partitions, {owners}; {_CALLERS} callers add to a counter each, one call after the other")
-        victim = me.view.owners["demo-counters"][partition_of(b"counter-0", 4)].member
-        await _kill_under_load(counters, first if victim == "demo-a" else second, victim)
+        names = [f"counter-{n}{suffix}" for n in range(_CALLERS)]
+        victim = me.view.owners["demo-counters"][partition_of(names[0].encode(), 4)].member
+        await _kill_under_load(counters, names, first if victim == "demo-a" else second, victim)
         tell(f"the partitions now: {owners_of(me, 'demo-counters')}")
 
 
-async def _kill_under_load(counters: KeyspaceClient, process: asyncio.subprocess.Process, victim: str) -> None:
+async def _kill_under_load(
+    counters: KeyspaceClient, names: Sequence[str], process: asyncio.subprocess.Process, victim: str
+) -> None:
     async def add(name: str, number: int) -> str | None:
         answer = await counters.ask(Add(name, 1), message_id=uuid.uuid4().hex)
         return None if answer == number else f"{name} is {answer} after {number} additions"
 
     load = Load()
-    await load.run([f"counter-{n}" for n in range(_CALLERS)], add, process, victim=victim, calls="calls")
+    await load.run(names, add, process, victim=victim, calls="calls")
     kept = [await counters.get("counts", name) for name in load.done]
     done = list(load.done.values())
     tell(f"acknowledged {done}, read back {kept}: {'equal' if kept == done else 'NOT EQUAL'}")

@@ -14,7 +14,7 @@ from headrace.app import RunningNode
 from headrace.cli.demo.voice import tell
 from headrace.errors import HeadraceError
 
-__all__ = ["Load", "both_own", "owners_of"]
+__all__ = ["Load", "both_ready", "owners_of"]
 
 _LOAD_S = 1.5
 
@@ -67,12 +67,22 @@ class Load:
             self.longest_s, last = max(self.longest_s, now - last), now
 
 
-async def both_own(me: RunningNode, group: str) -> None:
-    """Wait until two nodes own partitions: the one that came first hands some over, one at a time."""
+async def both_ready(me: RunningNode, group: str) -> None:
+    """Wait until both nodes own partitions, and each has a copy of all, so that it can take the other one's over.
+
+    The node that came first hands some over, one at a time. Without that the scene is less impressive, but still right.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(20):
-            while len({each.member for each in me.view.owners[group].values()}) < 2:  # noqa: ASYNC110
+            while not _are_ready(me, group):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+def _are_ready(me: RunningNode, group: str) -> bool:
+    owners = me.view.owners[group]
+    held = [each for member in me.view.members.values() for each in member.holdings if each.group == group]
+    copies = sum(each.is_online for each in held)
+    return len({owner.member for owner in owners.values()}) == 2 and copies == 2 * me.view.groups[group].partitions
 
 
 def owners_of(me: RunningNode, group: str) -> str:

@@ -67,7 +67,7 @@ async def _run(address: str, store: str | None, suffix: str) -> None:
         if has_store:
             await show_journal(hr, suffix)
             await show_tags(hr, suffix)
-        await show_keyspace(hr, address)
+        await show_keyspace(hr, address, suffix)
         if has_store:
             await show_bank(hr, address, store, suffix)
         await show_outbox(hr.log, suffix)
