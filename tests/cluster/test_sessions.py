@@ -227,7 +227,9 @@ async def test_a_cluster_is_the_same_one_after_its_coordinator_has_lost_everythi
     with contextlib.closing(sqlite3.connect(tmp_path / "c.db", isolation_level=None)) as db:
         for table in ("sessions", "leader", "requests", "plan"):
             db.execute(f"DELETE FROM {table}")
-    after = await until(coordinator, lambda view: bool(view.cluster_id) and "accounts" in view.placements)
+    async with asyncio.timeout(10):
+        while not (after := await coordinator.fresh_view()).cluster_id:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert after.cluster_id == before.cluster_id
     await coordinator.close()
 

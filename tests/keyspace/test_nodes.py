@@ -19,6 +19,7 @@ from headrace.errors import (
     BadArgument,
     DuplicateNode,
     FolderUnusable,
+    StateBroken,
     StateDiskFull,
     TimedOut,
     Unavailable,
@@ -281,6 +282,30 @@ async def test_a_broken_copy_harms_its_partition_only(place: Place, monkeypatch:
         (broken / "CURRENT").write_bytes(current)
         assert await served.client.ask(Add(keys[0]), timeout_s=30) == 2
         assert not served.node.failures
+
+
+async def test_a_partition_that_its_new_owner_can_not_serve_goes_to_another(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose copy is broken gives the partition back, though its lease goes on; callers only wait."""
+    owns = KeyspacePartition.owns
+
+    async def broken(self: KeyspacePartition, epoch: int) -> None:
+        if self._node == "b":
+            raise StateBroken("the folder", "it can't be read")
+        await owns(self, epoch)
+
+    async with serving(place, "a", Accounts) as served, serving(place, "b", Accounts) as other:
+        await two_copies(served, other)
+        partition = served.node._hosting.owned()[0][1]
+        key = new_key(partition)
+        await served.client.ask(Deposit(key, 1))
+        monkeypatch.setattr(KeyspacePartition, "owns", broken)
+        monkeypatch.setattr(headrace.cluster.hosted_partition, "_STAND_BACK_S", 0.6)
+        hosted = served.node._hosting._hosted["accounts", partition]
+        assert hosted._owner is not None
+        hosted._release(hosted._owner)
+        assert await served.client.get("balances", key) == 1
 
 
 async def test_a_full_disk_loses_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

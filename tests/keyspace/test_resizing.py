@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.keyspace.setting import Place, serving
@@ -18,9 +19,11 @@ from headrace.app import Headrace, RunningNode
 from headrace.cli.main import app as command
 from headrace.cluster import PartitionRequest
 from headrace.config import ClusterSettings, HeadraceSettings
-from headrace.errors import BadArgument, HeadraceError, OperationFailed, PartitionClosed, TimedOut
+from headrace.errors import BadArgument, Fenced, HeadraceError, OperationFailed, PartitionClosed, TimedOut
 from headrace.keyspace import Keyspace, State, change_phase, handles, resize_keyspace, state
+from headrace.keyspace.layouts import layouts_topic
 from headrace.keyspace.messages import Call, encode
+from headrace.model import NewRecord
 from headrace.testing.conformance.log_setting import eventually
 
 
@@ -152,6 +155,52 @@ async def test_a_resize_that_was_cut_off_is_taken_up_again(tmp_path: Path, monke
         await resize_keyspace(hr.log, hr.settings, Sums, 4)
         assert await waiting == 1
         assert await sums.count("counts") == 20
+
+
+async def test_a_resize_that_was_frozen_can_not_undo_anything_when_it_wakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C17: another run has brought it to its end, and callers have written since: what was acknowledged stays."""
+    from headrace.keyspace import resizing
+
+    address = f"embedded:{tmp_path}"
+    copy, frozen, wakes = resizing._Resizing._copy_partition, asyncio.Event(), asyncio.Event()
+
+    async def freeze(self: resizing._Resizing, *given: Any) -> int:
+        if not frozen.is_set():
+            frozen.set()
+            await wakes.wait()
+        return await copy(self, *given)
+
+    monkeypatch.setattr(resizing._Resizing, "_copy_partition", freeze)
+    async with node_of(address, "a") as (hr, _):
+        sums = hr.keyspace(Sums)
+        for n in range(20):
+            await sums.ask(More(f"k{n}"))
+        first = asyncio.create_task(resize_keyspace(hr.log, hr.settings, Sums, 4))
+        await frozen.wait()
+        report = await resize_keyspace(hr.log, hr.settings, Sums, 3)
+        for n in range(20):
+            assert await sums.ask(More(f"k{n}"), timeout_s=60) == 2
+        wakes.set()
+        with pytest.raises(Fenced):
+            await first
+        assert await hr.log.admin.describe(f"sums-counts.{report.generation}")
+    async with node_of(address, "b") as (hr, _):
+        sums = hr.keyspace(Sums)
+        assert [await sums.get("counts", f"k{n}", timeout_s=60) for n in range(20)] == [2] * 20
+
+
+async def test_a_record_that_is_no_layout_stops_nobody(tmp_path: Path) -> None:
+    """What others write among the layouts is passed over; keyspaces start, and are resized."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "a") as (hr, _):
+        topic = layouts_topic(hr.settings.cluster.name)
+        await hr.log.append([NewRecord(topic, each, b"nonsense", partition=0) for each in (b"sums", b"\xff")])
+        await hr.keyspace(Sums).ask(More("k"))
+    async with node_of(address, "a") as (hr, _):
+        assert (await resize_keyspace(hr.log, hr.settings, Sums, 4)).generation == 2
+        assert await hr.keyspace(Sums).get("counts", "k", timeout_s=60) == 1
 
 
 async def test_callers_wait_while_a_keyspace_is_paused(tmp_path: Path) -> None:

@@ -240,10 +240,10 @@ class Coordinator:
         if await self._send_facts(shared):
             shared = await self._store.read()
         view = view_of(shared)
-        self._last_cluster_id = view.cluster_id or self._last_cluster_id
         self._check_groups(view)
         if shared.leads and self._facts is not None and await self._lead(shared, view, self._facts.id):
             view = view_of(await self._store.read())
+        self._last_cluster_id = view.cluster_id or self._last_cluster_id
         if view != self._view:
             self._view = view
             await self._tell()

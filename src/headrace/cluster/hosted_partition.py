@@ -24,7 +24,8 @@ __all__ = ["HostedGroup", "HostedPartition", "OpenHost", "PartitionHost", "is_to
 _logger = get_logger(__name__)
 _BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
 _RELEASE_S = 10.0
-# Whoever a partition was handed over to has so long to take it, before the last owner takes it back.
+# Whoever a partition was handed over to has so long to take it, before the last owner takes it back; and so has any
+# other node, if one has taken it and can't serve it.
 _STAND_BACK_S = 2.0
 # Changelogs whose values all have a time to live drop what is older than that and a day, Epochs too.
 _REFRESH_S = 600.0
@@ -218,7 +219,11 @@ class HostedPartition:
         """Take note of a new epoch; of the first one in a row the copy is told."""
         del read_to  # the copy reads to the end itself
         if not self.epoch and self.host is not None:
-            await self.host.owns(epoch)
+            try:
+                await self.host.owns(epoch)
+            except Exception:  # another copy may be better; this one is closed, and opened again
+                self._stands_back_until_s = asyncio.get_running_loop().time() + _STAND_BACK_S
+                raise
         self.epoch = epoch
         self.failure = ""
         _logger.info("owns", group=self.name, partition=self._partition, epoch=epoch, node=self._node.id)

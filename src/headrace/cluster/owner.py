@@ -18,6 +18,7 @@ from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
+from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout
 from headrace.state import BatchName
 
@@ -25,6 +26,7 @@ __all__ = ["Committed", "OwnedPartition", "Owner", "OwnerListener"]
 
 T = TypeVar("T")
 
+_logger = get_logger(__name__)
 _LOOK_AGAIN_S = 0.01
 _LOG_AWAY_S = 0.2
 
@@ -288,9 +290,23 @@ class Owner:
         if serve is None:
             await self._lose()
             return
-        await self._listener.owns(serve.epoch.epoch, self._claimant.read_to())
-        self._tenure = _Tenure(serve)
+        tenure = _Tenure(serve)
+        try:
+            await self._listener.owns(serve.epoch.epoch, self._claimant.read_to())
+        except Exception:
+            await self._give_back(tenure)
+            raise
+        self._tenure = tenure
         self._changed.set()
+
+    async def _give_back(self, tenure: _Tenure) -> None:
+        """Release what can't be served here: this node's lease goes on, and so nobody else would ever take it."""
+        await sleep_until(self._clock, tenure.wait_until_s)
+        epoch = tenure.epoch
+        try:
+            await self._claimant.write_ownership(Release(epoch.epoch, epoch.by, epoch.lease_id), tenure.next_name())
+        except FAILED as error:  # another node has it, or this one tries again
+            _logger.warning("not released", partition=str(self._claimant.partition.at), error=str(error))
 
     async def _lose(self) -> None:
         had, self._tenure = self._tenure, None

@@ -12,11 +12,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from headrace.errors import BadArgument, TimedOut, UnreadableRecord, WrongGroupSize
+from headrace.errors import BadArgument, TimedOut, WrongGroupSize
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
+from headrace.state import ChangelogWriter
 
 __all__ = [
     "KeyspaceLayout",
@@ -36,9 +37,10 @@ _SEEN_S = 30.0
 
 
 class KeyspaceLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """One keyspace's present layout. While it is paused, or copied to `generation` + 1, nobody serves it.
+    """One keyspace's present layout. While it is paused, or copied to a later one, nobody serves it.
 
-    `revision` counts the changes of one generation. `earlier` are the numbers of partitions in earlier generations.
+    `revision` counts the changes of one generation, `copies` how often it was begun to be copied: each copy has topics
+    of its own. `earlier` are the numbers of partitions in earlier generations.
     """
 
     partitions: int
@@ -46,10 +48,15 @@ class KeyspaceLayout(msgspec.Struct, frozen=True, kw_only=True):
     phase: KeyspacePhase = "serving"
     revision: int = 0
     earlier: tuple[int, ...] = ()
+    copies: int = 0
 
     def in_phase(self, phase: KeyspacePhase) -> KeyspaceLayout:
         """Return the next revision of this layout."""
         return msgspec.structs.replace(self, phase=phase, revision=self.revision + 1)
+
+    def in_copy(self) -> KeyspaceLayout:
+        """Return the next revision of this layout, of which one more copy is made."""
+        return msgspec.structs.replace(self.in_phase("copying"), copies=self.copies + 1)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -116,11 +123,14 @@ class KeyspaceLayouts:
             raise WrongGroupSize(keyspace, asked, layout.partitions)
         return layout
 
-    async def put(self, keyspace: str, layout: KeyspaceLayout) -> None:
-        """Store a layout, and return when it was read back, by when it may have been replaced."""
-        (position,) = await self._log.append(
-            [NewRecord(self._at.topic, keyspace.encode(), _encode(layout), partition=0)]
-        )
+    async def put(self, keyspace: str, layout: KeyspaceLayout, writer: ChangelogWriter | None = None) -> None:
+        """Store a layout, and return when it was read back, by when it may have been replaced.
+
+        `writer` writes it, if whoever stores it may have been fenced meanwhile.
+        """
+        write = self._log.append if writer is None else writer.commit
+        record = NewRecord(self._at.topic, keyspace.encode(), _encode(layout), partition=0)
+        (position,) = await write([record])
         try:
             async with asyncio.timeout(_SEEN_S):
                 while self._position <= position.offset:
@@ -151,13 +161,15 @@ class KeyspaceLayouts:
             if record.key is None or record.value is None:
                 continue
             try:
-                layout = _decode(record.value)
-            except msgspec.MsgspecError as error:
-                reason = f"the layout of a keyspace: {error}"
-                raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
-            known = self._layouts.get(record.key.decode())
+                name, layout = record.key.decode(), _decode(record.value)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                # One record that nobody understands must not stop all keyspaces. It can't hide a resize from an owner:
+                # the old partitions are closed in their own logs.
+                _logger.warning("a record is not the layout of a keyspace", at=str(self._at), error=str(error))
+                continue
+            known = self._layouts.get(name)
             if known is None or _rank(layout) > _rank(known):  # of two first claims the log's first one counts
-                self._layouts[record.key.decode()] = layout
+                self._layouts[name] = layout
         self._position = max(self._position, next_offset)
         self.version += 1
         self._changed.set()

@@ -2,7 +2,8 @@
 
 Nobody serves the keyspace meanwhile; callers wait. The order keeps everything that was acknowledged: say that it is
 being copied, take over and close every old partition, copy, say that the new generation is served. Whoever dies in
-between is followed by a second run, which begins to copy again.
+between is followed by a second run, which copies again, to other topics. All of it is written under one transactional
+id: a run that was thought to be dead can't write any more, and nothing that it deletes is in use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, topic_of
 from headrace.log import Log
 from headrace.model import NewRecord, Record, TopicPartition, partition_of
 from headrace.observe import get_logger
-from headrace.state import BATCH_HEADER, OrderedKeys, StateSpec, ensure_changelog, is_reserved
+from headrace.state import BATCH_HEADER, OrderedKeys, ProducerWriter, StateSpec, ensure_changelog, is_reserved
 
 __all__ = ["ResizeReport", "resize_keyspace", "specs_of"]
 
@@ -72,7 +73,7 @@ async def resize_keyspace(
 ) -> ResizeReport:
     """Copy a keyspace to topics with another number of partitions. Callers wait meanwhile; nodes go on by themselves.
 
-    Raises BadArgument for a keyspace that was never served, or has input topics.
+    Raises BadArgument for a keyspace that was never served, or has input topics, and Fenced if another run has begun.
     """
     spec = kind.spec
     if partitions < 1:
@@ -80,37 +81,50 @@ async def resize_keyspace(
     if spec.inputs:
         rule = f"its input topics {sorted(spec.inputs)} are partitioned alike, and can't be copied with it"
         raise BadArgument("keyspace", spec.name, rule)
-    async with _opened(log, settings) as (layouts, node):
-        layout = layouts.get(spec.name)
-        if layout is None:
-            raise BadArgument("keyspace", spec.name, "no node of the cluster has served it yet")
-        if layout.phase != "copying":
-            layout = layout.in_phase("copying")
-            await layouts.put(spec.name, layout)
-        resizing = _Resizing(log, settings, spec, layout, partitions, node)
+    async with _opened(log, settings, spec.name) as (layouts, node, writer):
+        layout = await _begin_copy(layouts, spec.name, writer)
+        resizing = _Resizing(log, settings, spec, layout, partitions, node, writer)
         on_progress(f"closing {layout.partitions} partitions")
         epoch = await resizing.close_old()
         on_progress("copying")
         records = await resizing.copy(epoch)
         new = KeyspaceLayout(
             partitions=partitions,
-            generation=layout.generation + 1,
+            generation=layout.generation + layout.copies,
             earlier=tuple(dict.fromkeys((*layout.earlier, layout.partitions))),
         )
-        await layouts.put(spec.name, new)
+        await layouts.put(spec.name, new, writer)
+        await resizing.delete_unfinished()
         return ResizeReport(spec.name, partitions, new.generation, records, resizing.old_topics)
 
 
+async def _begin_copy(layouts: KeyspaceLayouts, name: str, writer: ProducerWriter) -> KeyspaceLayout:
+    """Say that the keyspace is being copied, and return the layout that says so: no other run has the same."""
+    while True:
+        layout = layouts.get(name)
+        if layout is None:
+            raise BadArgument("keyspace", name, "no node of the cluster has served it yet")
+        begun = layout.in_copy()
+        await layouts.put(name, begun, writer)
+        if layouts.get(name) == begun:
+            return begun
+
+
 @contextlib.asynccontextmanager
-async def _opened(log: Log, settings: HeadraceSettings) -> AsyncIterator[tuple[KeyspaceLayouts, HostingNode]]:
+async def _opened(
+    log: Log, settings: HeadraceSettings, keyspace: str
+) -> AsyncIterator[tuple[KeyspaceLayouts, HostingNode, ProducerWriter]]:
+    # First of all: what an earlier run has said until now is read afterwards, and it says nothing more.
+    producer = await log.transactional(f"{settings.cluster.name}-resize-{keyspace}")
     layouts = KeyspaceLayouts(log, settings.cluster.name)
-    await layouts.open()
     try:
+        await layouts.open()
         cluster = settings.cluster.model_copy(update={"node_id": None, "listen": "127.0.0.1:0", "advertise": None})
         async with HostingNode(log, settings=settings.model_copy(update={"cluster": cluster})) as node:
-            yield layouts, node
+            yield layouts, node, ProducerWriter(producer)
     finally:
         await layouts.close()
+        await producer.close()
 
 
 class _Resizing:
@@ -124,16 +138,26 @@ class _Resizing:
         layout: KeyspaceLayout,
         partitions: int,
         node: HostingNode,
+        writer: ProducerWriter,
     ) -> None:
         self._log = log
+        self._writer = writer
         self._prefix = settings.cluster.name
         self._node = node
         self._old_count = layout.partitions
         self._new_count = partitions
-        new = KeyspaceLayout(partitions=partitions, generation=layout.generation + 1)
         kept_s = settings.keyspace.replies_kept_s
+
+        def written(generation: int) -> dict[str, StateSpec[Any, Any]]:
+            copied = KeyspaceLayout(partitions=partitions, generation=generation)
+            return _written(specs_of(spec, copied, replies_kept_s=kept_s))
+
         self._old = _written(specs_of(spec, layout, replies_kept_s=kept_s))
-        self._new = _written(specs_of(spec, new, replies_kept_s=kept_s))
+        generation = layout.generation + layout.copies
+        self._new = written(generation)
+        self._unfinished = [
+            each.topic for number in range(layout.generation + 1, generation) for each in written(number).values()
+        ]
 
     @property
     def old_topics(self) -> tuple[str, ...]:
@@ -175,16 +199,22 @@ class _Resizing:
         """Make the new topics and copy all records to them, in order; returns how many."""
         for spec in self._new.values():
             with contextlib.suppress(UnknownTopic):
-                await self._log.admin.delete(spec.topic)  # of an earlier run that did not end
+                await self._log.admin.delete(spec.topic)  # of a version whose runs shared their topics
             await ensure_changelog(self._log.admin, spec.topic, partitions=self._new_count, config=spec.config)
         for partition in range(self._new_count):
             changelogs = [TopicPartition(spec.topic, partition) for spec in self._new.values()]
-            await self._log.append(seed_records(changelogs, epoch, self._node.keeper.me))
+            await self._writer.commit(seed_records(changelogs, epoch, self._node.keeper.me))
         count = 0
         for name, spec in self._old.items():
             for partition in range(self._old_count):
                 count += await self._copy_partition(spec, self._new[name], partition)
         return count
+
+    async def delete_unfinished(self) -> None:
+        """Delete the topics of earlier runs that did not end."""
+        for topic in self._unfinished:
+            with contextlib.suppress(UnknownTopic):
+                await self._log.admin.delete(topic)
 
     async def _copy_partition(self, old: StateSpec[Any, Any], new: StateSpec[Any, Any], partition: int) -> int:
         at = TopicPartition(old.topic, partition)
@@ -194,7 +224,7 @@ class _Resizing:
         async for batch in self._log.read(at, bounds.start, bounds.high_watermark, max_records=_BATCH):
             records = [self._moved(record, keys, new.topic) for record in batch.records if not is_reserved(record.key)]
             if records:
-                await self._log.append(records)
+                await self._writer.commit(records)
                 count += len(records)
         return count
 
