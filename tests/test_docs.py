@@ -54,6 +54,14 @@ def test_every_step_of_a_walk_exists(walk: str) -> None:
     assert undefined == []
 
 
+def test_the_files_that_the_map_names_exist() -> None:
+    """The table of where to look for something names files below src/headrace."""
+    table = (DOCS / "architecture.md").read_text().partition("## Where to look for")[2].partition("## ")[0]
+    named = re.findall(r"`([\w/]+/\w+\.(?:py|toml))`", table)
+    assert len(named) > 10
+    assert [file for file in named if not (SOURCE / file).is_file()] == []
+
+
 def test_there_are_five_walks() -> None:
     """One append, one read, one replicated record, one outbox message, one live query by tag."""
     assert len(re.findall(r"^### ", WALKS, flags=re.MULTILINE)) == 5

@@ -176,11 +176,16 @@ def test_the_demo_ends_well(process: Run) -> None:
         "nothing is replicated",
         "deleted",
         "purged",
+        "deposit 20 again, with the same command id: the balance is 120; it was done before",
+        "withdraw 500: rejected as overdrawn",
+        "8 of 8 were known as done",
+        "every balance is what its events add up to",
         "rolled back",
         "All of it took",
         "headrace demo --serve",
     ):
         assert scene in done.stdout
+    assert "NOT EQUAL" not in done.stdout
 
 
 def test_deleting_all_events_must_be_said(headrace: Run) -> None:

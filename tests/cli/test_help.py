@@ -61,8 +61,11 @@ def test_facts_can_be_had_as_json(path: tuple[str, ...]) -> None:
         assert options["--json"].help == "Print JSON: one object, or one a line."
 
 
-def test_what_commands_print_as_json_is_objects(command: Command, tmp_path: Path) -> None:
+def test_what_commands_print_as_json_is_objects(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One object, or one a line, of every command that needs no server: no lists, no bare words."""
+    monkeypatch.setenv("HEADRACE__JOURNAL__LEASE_S", "0.1")  # a topic that grows waits twice for the lease
     (tmp_path / "empty" / "s.avsc").write_text('{"type": "record", "name": "R", "fields": []}')
     for arguments in (
         "topic create plain",

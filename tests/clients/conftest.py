@@ -14,7 +14,8 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.browser.packages import NodePackages
 from tests.browser.pages import Browser, BrowserPage
-from tests.clients.market import Accounts, Sums, free_port, gateway_of, purses, settings_of
+from tests.clients.market import Sums, free_port, gateway_of, settings_of
+from tests.gateway.market import Accounts, purses
 from tests.gateway.test_security import Issuer, jwks_of
 
 from headrace.app import Headrace, connect

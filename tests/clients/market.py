@@ -1,4 +1,6 @@
-"""What the clients' tests talk to: two keyspaces, an engine and a journal, and a gateway in a process of its own."""
+"""What the clients' tests talk to: the market of the gateway's tests, sums that change by deltas, and a gateway
+in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.responses import FileResponse, HTMLResponse
 from starlette.routing import Route
+from tests.gateway.market import Accounts, purses
 
 from headrace.app import Headrace, connect
 from headrace.config import HeadraceSettings
-from headrace.engine import Engine
 from headrace.gateway import serving
 from headrace.keyspace import Context, Keyspace, State, handles, state
 
@@ -25,32 +27,6 @@ PAGE = """<!doctype html><title>Client</title><script type="module">
 import * as headrace from "/headrace.js";
 globalThis.headrace = headrace;
 </script>"""
-
-
-@dataclass(frozen=True)
-class Account:
-    owner: str
-    balance: int = 0
-
-
-@dataclass(frozen=True)
-class Deposit:
-    id: str
-    amount: int
-
-
-class Accounts(Keyspace, partitions=2, replicas=1, store="memory"):
-    balances: State[str, Account] = state(index={"owner": lambda account: account.owner})
-    lines: State[tuple[str, int], int] = state()
-
-    @handles
-    async def deposit(self, message: Deposit, context: Context) -> Account:
-        if message.amount < 0:
-            raise ValueError("an amount is not negative")
-        found = await self.balances.get(message.id) or Account("ann")
-        new = Account(found.owner, found.balance + message.amount)
-        await self.balances.put(message.id, new)
-        return new
 
 
 @dataclass(frozen=True)
@@ -77,34 +53,6 @@ class Sums(Keyspace, partitions=1, replicas=1, store="memory"):
         return await self.totals.add_delta(
             message.id, Increment(message.by), lambda total, more: Total((total.amount if total else 0) + more.by)
         )
-
-
-@dataclass(frozen=True)
-class Purse:
-    coins: int
-
-
-@dataclass(frozen=True)
-class Pay:
-    coins: int
-
-
-@dataclass(frozen=True)
-class Paid:
-    coins: int
-
-
-purses: Engine[Purse] = Engine("purses", state=Purse, partitions=1)
-
-
-@purses.command
-def pay(purse: Purse | None, command: Pay) -> Paid:
-    return Paid(command.coins)
-
-
-@purses.event
-def paid(purse: Purse | None, event: Paid) -> Purse:
-    return Purse((purse.coins if purse else 0) + event.coins)
 
 
 def settings_of(folder: str, node_id: str, **gateway: Any) -> HeadraceSettings:

@@ -13,7 +13,8 @@ import pytest
 from tests.browser.fixtures import RunNode
 from tests.browser.packages import NodePackages
 from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, serving_also
-from tests.clients.market import Account, Add, Deposit
+from tests.clients.market import Add
+from tests.gateway.market import Account, Deposit
 
 from headrace.model import Event
 

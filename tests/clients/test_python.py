@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from tests.clients.conftest import Market, new_issuer, serving_also
-from tests.clients.market import Account, Add, Deposit, free_port
+from tests.clients.market import Add, free_port
+from tests.gateway.market import Account, Deposit
 
 from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
 from headrace.client.connection import ConnectionOptions, Retries, SocketEnd

@@ -256,6 +256,15 @@ def test_load_follows_the_weights() -> None:
     assert 7 <= len(cluster.partitions_of("node-00")) <= 10
 
 
+@pytest.mark.parametrize("light", [1e-9, 1e-3])
+def test_weights_may_be_far_apart(light: float) -> None:
+    """C5: a node that shall hold next to nothing beside heavy ones does so, and the plan is made."""
+    cluster = Cluster(group(12), NAMES[:3], node_00=9e8, node_01=9e8, node_02=light)
+    cluster.settle()
+    assert len(cluster.partitions_of("node-02")) <= 1
+    assert len(cluster.partitions_of("node-00")) >= 5
+
+
 def test_a_move_waits_until_the_new_replica_has_caught_up() -> None:
     """C4: the old replica stays, and the owner with it, until the new one is online and has announced itself."""
     cluster = Cluster(group(4), NAMES[:1])

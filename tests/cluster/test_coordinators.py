@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
 from headrace.services import RunningService
 from headrace.testing.conformance import CoordinatorConformance
-from headrace.testing.conformance.coordinator_setting import Outage
+from headrace.testing.conformance.coordinator_setting import OpenCoordinator, Outage, member, until
 from headrace.testing.proxy import TcpProxy
 
 
@@ -66,6 +68,24 @@ class TestZooKeeperCoordinator(CoordinatorConformance):
                 proxy.restore()
 
         return cut
+
+    async def test_a_server_that_has_lost_everything_gets_it_again(
+        self, another: OpenCoordinator, zookeeper: RunningService, cluster_name: str
+    ) -> None:
+        """C6: members enter again, there is a plan again, and it is the same cluster."""
+        one, two = await another(), await another()
+        await one.join(member("node-1"))
+        await two.join(member("node-2"))
+        before = await until(two, lambda view: len(view.members) == 2 and "accounts" in view.placements)
+        client = KazooClient(zookeeper.address)
+        await asyncio.to_thread(client.start)
+        await asyncio.to_thread(client.delete, f"/headrace/{cluster_name}", recursive=True)
+        await asyncio.to_thread(client.stop)
+        await until(two, lambda view: view.revision < before.revision or not view.cluster_id)
+        after = await until(two, lambda view: len(view.members) == 2 and "accounts" in view.placements)
+        assert after.cluster_id == before.cluster_id
+        await one.request_drain("node-2")
+        await until(one, lambda view: view.draining == {"node-2"})
 
 
 @pytest.mark.servers

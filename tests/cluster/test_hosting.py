@@ -36,11 +36,12 @@ def view_of(
         (view_of("a", "b", offline=("a", "b")), "b", False, 1),
         (view_of("a", "b", draining=("a",)), "a", True, None),
         (view_of("a", draining=("a",)), "a", True, 0),
+        (view_of("a", "b", draining=("a", "b")), "b", True, 1),
         (ClusterView(), "a", True, None),
     ],
 )
 def test_the_place_in_line(view: ClusterView, node: str, is_online: bool, rank: int | None) -> None:
-    """C4: a copy that lags takes nothing while another has caught up; who drains takes nothing unless it is alone."""
+    """C4: a copy that lags takes nothing while another has caught up; who drains takes nothing unless all do."""
     assert rank_in_line(view, "g", 0, node, is_online=is_online) == rank
 
 

@@ -14,8 +14,9 @@ import pytest_asyncio
 from headrace.cluster.client import Peer
 from headrace.cluster.lanes import RequestLanes
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placement
+from headrace.cluster.requests import PartitionRequest
 from headrace.cluster.retries import Attempts, RetryVerdict, Trail, judge
-from headrace.cluster.routing import ROUTED, PartitionRequest, Router
+from headrace.cluster.routing import ROUTED, Router
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import NodeServer
 from headrace.config import ClusterSettings
@@ -378,8 +379,8 @@ async def test_later_requests_of_a_key_wait_for_one_that_is_repeated(world: Worl
 
 
 async def test_unknown_groups_and_partitions_are_refused(world: World) -> None:
-    """The error says what there is."""
-    with pytest.raises(BadArgument, match="the groups of the cluster are 'accounts', 'unplaced'"):
+    """The error says what there is, and what to do if the nodes of a group have not started yet."""
+    with pytest.raises(BadArgument, match="the groups of the cluster are 'accounts', 'unplaced'; start a node"):
         await world.router.ask("orders", b"k", b"x")
     with pytest.raises(BadArgument, match="has 4, from 0 on"):
         await world.router.ask_partition("accounts", 4, b"x")
@@ -494,3 +495,95 @@ async def test_a_busy_key_does_not_hold_the_requests_that_have_ended() -> None:
     assert all(ticket._before == [] for ticket in tickets[:-1])
     tickets[-1].__exit__(None, None, None)
     assert lanes._lanes == {}
+
+
+class OwnRequest:
+    """A request that node-1 answers itself, in words, and others in bytes."""
+
+    def __init__(self, site: Site, partition: int = 0) -> None:
+        self._site = site
+        self._request = PartitionRequest("accounts", partition, b"x")
+
+    async def here(self, deadline_s: float) -> str:
+        return (await self._site.handle(self._request, deadline_s)).decode() + " here"
+
+    def payload(self) -> bytes:
+        return self._request.payload
+
+    def decoded(self, reply: bytes) -> str:
+        return reply.decode()
+
+
+async def _ask_here(world: World, *, timeout_s: float = 20.0, command_id: str | None = None) -> str:
+    site = world["node-1"]
+    asked = OwnRequest(site)
+    return await site.router.ask_here("accounts", key_of(0), 0, asked, command_id=command_id, timeout_s=timeout_s)
+
+
+async def test_the_owner_in_this_process_is_asked_without_bytes(world: World) -> None:
+    """C8: its errors reach the caller as those of any owner do."""
+    router = world["node-1"].router
+    assert router.is_here("accounts", 0)
+    assert not router.is_here("unplaced", 0)
+    assert await _ask_here(world) == "node-1 0 x here"
+    world["node-1"].errors = [WrongSeqNr("k", 1, 2)]
+    with pytest.raises(WrongSeqNr):
+        await _ask_here(world)
+    world["node-1"].errors = [TimeoutError("of its own")]
+    with pytest.raises(OperationFailed, match="TimeoutError: of its own") as failed:
+        await _ask_here(world)
+    assert not failed.value.outcome_known
+    world["node-1"].errors = [TimeoutError("of its own")]
+    assert await _ask_here(world, command_id="c-1") == "node-1 0 x", "with an id it is asked again"
+
+
+async def test_what_the_own_copy_does_not_own_goes_to_its_owner(world: World) -> None:
+    """C8: the copy names the owner; an unknown outcome is repeated only with an id, and says so."""
+    world["node-1"].errors = [Unreachable("the log", "lost", outcome_known=False)]
+    with pytest.raises(Unreachable):
+        await _ask_here(world)
+    world["node-1"].errors = [Unreachable("the log", "lost", outcome_known=False)]
+    assert await _ask_here(world, command_id="c-1") == "node-1 0 x"
+    assert [each.attempt for each in world["node-1"].seen] == [1, 1, 2]
+    world.give({0: "node-2"})
+    world["node-1"].owner_named = "node-2"
+    assert await _ask_here(world) == "node-2 0 x"
+    assert not world["node-1"].router.is_here("accounts", 0)
+
+
+async def test_a_repeatable_request_to_the_own_copy_follows_its_partition(world: World) -> None:
+    """C8: this node may not hear from the log that it was deposed, while the coordinator tells it."""
+    world["node-1"].gate.clear()
+    once = asyncio.create_task(_ask_here(world))
+    repeatable = asyncio.create_task(_ask_here(world, command_id="c-1"))
+    await until(lambda: len(world["node-1"].seen) == 2)
+    world.announce({0: "node-2"})
+    lane = world["node-1"].router._lanes._lanes["accounts", key_of(0)]
+    await until(lambda: any(ticket.is_repeated for ticket in lane))
+    later = asyncio.create_task(_ask_here(world))
+    await asyncio.sleep(0)
+    assert not once.done(), "one without an id waits for its own outcome"
+    world["node-1"].gate.set()
+    assert await once == "node-1 0 x here"
+    assert await repeatable == "node-2 0 x"
+    assert await later == "node-2 0 x", "it waits behind one that is being repeated"
+
+
+async def test_a_copy_that_refuses_at_once_leaves_time_for_others(world: World) -> None:
+    """C8: whoever asks its own node again in a loop lets others run."""
+    refused, others = 0, 0
+
+    async def run_beside() -> None:
+        nonlocal others
+        while refused < 5:
+            others += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(run_beside())
+    for _ in range(5):
+        world["node-1"].errors = [WrongSeqNr("k", 1, 2)]
+        with pytest.raises(WrongSeqNr):
+            await _ask_here(world)
+        refused += 1
+    await beside
+    assert others >= 5

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from headrace.cluster import Coordinator, open_coordinator
+from headrace.cluster import Coordinator, Identity, LeaseKeeper, ensure_lease_topic, new_process, open_coordinator
 from headrace.cluster.coordinators import open_store
 from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
+from headrace.cluster.lease import lease_topic
 from headrace.cluster.planning import encode
 from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic, Unreachable
 from headrace.log import open_log
+from headrace.model import NewRecord, Record
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.coordinator_children import cluster_settings
 from headrace.testing.conformance.coordinator_setting import member, until
@@ -194,6 +197,56 @@ def test_a_coordinator_of_another_package_is_found(tmp_path: Path, monkeypatch: 
     assert asyncio.run(open_store("theirs://here")) == ("theirs://here", "headrace")  # type: ignore[comparison-overlap]
     with pytest.raises(UnknownBackend, match="known: embedded:, kafka:, theirs:, zookeeper:"):
         asyncio.run(open_store("others://here"))
+
+
+async def test_a_fresh_view_shows_what_others_have_just_written(
+    in_log: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6: however far behind this node is with reading what all nodes share."""
+    one, two = await in_log(), await in_log()
+    await two.enter("node-1", "first", FACTS)
+    coordinator = Coordinator(one)
+    take = one._topic._take
+
+    async def take_late(records: Iterable[Record], next_offset: int) -> None:
+        await asyncio.sleep(0.2)
+        await take(records, next_offset)
+
+    monkeypatch.setattr(one._topic, "_take", take_late)
+    assert set((await coordinator.fresh_view()).members) == {"node-1"}
+    await two.leave()
+    assert not (await coordinator.fresh_view()).members
+    await coordinator.close()
+
+
+async def test_a_cluster_is_the_same_one_after_its_coordinator_has_lost_everything(tmp_path: Path) -> None:
+    """C16: its nodes know its id, and those that start afterwards get it from them."""
+    coordinator = Coordinator(EmbeddedCoordinationStore(tmp_path / "c.db", session_s=0.5))
+    await coordinator.join(member("node-1"))
+    before = await until(coordinator, lambda view: bool(view.cluster_id))
+    with contextlib.closing(sqlite3.connect(tmp_path / "c.db", isolation_level=None)) as db:
+        for table in ("sessions", "leader", "requests", "plan"):
+            db.execute(f"DELETE FROM {table}")
+    after = await until(coordinator, lambda view: bool(view.cluster_id) and "accounts" in view.placements)
+    assert after.cluster_id == before.cluster_id
+    await coordinator.close()
+
+
+async def test_records_of_others_among_the_leases_are_passed_over(tmp_path: Path) -> None:
+    """C15: no node stops because somebody has written there, and leases go on."""
+    log = await open_log(f"embedded:{tmp_path}")
+    await ensure_lease_topic(log, "c", partitions=1)
+    await log.append([NewRecord(lease_topic("c"), None, b"hello", partition=0)])
+    keeper = LeaseKeeper(log, "c", Identity("cluster", "node-1", new_process()))
+    keeping = asyncio.create_task(keeper.run())
+    lease = await keeper.held()
+    await log.append([NewRecord(lease_topic("c"), None, b"hello again", partition=0)])
+    await asyncio.sleep(0.3)
+    assert not keeping.done()
+    assert keeper.lease is lease
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await log.close()
 
 
 async def test_leaving_while_entering_leaves_no_session(tmp_path: Path) -> None:

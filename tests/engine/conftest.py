@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cluster.owner_exam import UnsureLog
+from tests.engine.node_process import EnginePlace
 
 from headrace.cluster import (
     Identity,
@@ -174,11 +175,29 @@ class EngineSetting:
         await self.log.close()
 
 
+# For tests of what happens before anything reaches the log: a broker would show the same, and take longer.
+embedded_only = pytest.mark.parametrize("log_address", ["embedded"], indirect=True)
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.servers)])
+def log_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where the log is: every test that asks for it runs in a folder of its own, and on the run's broker."""
+    if request.param == "embedded":
+        return f"embedded:{tmp_path / 'log'}"
+    return f"kafka://{request.getfixturevalue('kafka').address}"
+
+
 @pytest.fixture
-async def setting(tmp_path: Path) -> AsyncIterator[EngineSetting]:
-    """The embedded log, without fsync. N42: at the end of each test the audit of its engines is clean."""
+def place(log_address: str, tmp_path: Path) -> EnginePlace:
+    """Return a cluster of the test's own, for nodes as an application runs them."""
+    return EnginePlace(log_address, str(tmp_path), f"c-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+async def setting(log_address: str, tmp_path: Path) -> AsyncIterator[EngineSetting]:
+    """Open the log, an embedded one without fsync. N42: at the end of each test the audit of its engines is clean."""
     settings = LogSettings(embedded=EmbeddedLogSettings(fsync=False))
-    opened = EngineSetting(await open_log(f"embedded:{tmp_path / 'log'}", settings=settings))
+    opened = EngineSetting(await open_log(log_address, settings=settings))
     yield opened
     for node in opened.nodes:
         await node.stop()

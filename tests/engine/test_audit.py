@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineSetting
+from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Close, Deposit, Note, Withdraw, bank_engine, counter_engine
 from tests.suites.journal_setting import replicate
 
@@ -26,6 +26,8 @@ from headrace.errors import BadArgument
 from headrace.journal import Journal
 from headrace.model import NewRecord, StoredEvent
 from headrace.store import Store, open_store
+
+pytestmark = embedded_only
 
 
 @pytest.fixture

@@ -94,6 +94,26 @@ async def test_a_transfer_arrives_or_comes_back(shown: Any) -> None:
         assert await harness.events("nobody") == [shown.TransferRefused("ann", 50)]
 
 
+async def test_the_example_opens_each_account_once(
+    shown: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """N21, N27: run again, it goes on with the accounts of the first run, and opens none twice."""
+    from examples.bank.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    await main()
+    first = capsys.readouterr().out.splitlines()
+    await main()
+    second = capsys.readouterr().out.splitlines()
+    assert first[:3] == [
+        "open acc-1 with 1000: Account(owner='ann', balance=1000)",
+        "pay in 100: Account(owner='ann', balance=1100)",
+        "take out 5000: rejected as overdrawn, the balance is 1100",
+    ]
+    assert first[-1].startswith("in the journal of acc-2: {'type': 'TransferReceived'")
+    assert second[:2] == [f"{first[0]}, done before", "pay in 100: Account(owner='ann', balance=1175)"]
+
+
 def test_the_python_of_the_document_runs(tmp_path: Path) -> None:
     """N1: the program ends well and prints what it says."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)
@@ -122,6 +142,36 @@ def test_the_declarations_of_the_document_hold() -> None:
     ordered.then(names["Ordered"](("tea",)), timers={"reminder": remind})
     assert list(names["bank"].inputs) == ["payments"]
     assert list(names["bank"].sagas) == ["transfers"]
+
+
+def test_the_upcasters_of_the_document_make_what_it_says() -> None:
+    """Old events of each version, and those of a class that is gone, become the events of today."""
+    text = (ROOT / "docs" / "engine.md").read_text()
+    (code,) = [each for each in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "@bank.upcast" in each]
+    names: dict[str, Any] = {"Any": Any, **{name: getattr(engine, name) for name in engine.__all__}}
+    exec(_MONEY, names)
+    exec(code, names)
+    deposited, events = names["Deposited"], names["bank"].events
+    assert events.events_of({"type": "Deposited", "data": {"amount": 3}}) == (deposited(300, "EUR"),)
+    assert events.events_of({"type": "Deposited", "data": {"cents": 3}, "version": 2}) == (deposited(3, "EUR"),)
+    moved = events.events_of({"type": "Moved", "data": {"cents": 5}})
+    assert moved == (names["Withdrawn"](5, "EUR"), deposited(5, "EUR"))
+
+
+_MONEY = """
+from dataclasses import dataclass
+
+@dataclass
+class Deposited: cents: int; currency: str
+@dataclass
+class Withdrawn: cents: int; currency: str
+
+bank = Engine("bank", state=int)
+
+@bank.event
+def changed(balance: int | None, event: Deposited | Withdrawn) -> int:
+    return 0
+"""
 
 
 _DECLARED = """

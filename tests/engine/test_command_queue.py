@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import EngineSetting
+from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Deposit, Deposited, Withdraw, bank_engine
 
 from headrace.app import connect
@@ -29,6 +29,7 @@ def _engine(name: str, handler: Any) -> Engine[int]:
     return engine
 
 
+@embedded_only
 async def test_a_plain_function_may_return_something_to_await(setting: EngineSetting) -> None:
     """N6: the aggregate's next command waits for it, other aggregates go on, and an error of it fails its command."""
     go_on = asyncio.Event()
@@ -57,6 +58,7 @@ async def test_a_plain_function_may_return_something_to_await(setting: EngineSet
     assert (await node.send("a", Deposit(1))).state == 7
 
 
+@embedded_only
 async def test_many_commands_of_one_aggregate_leave_time_for_others(setting: EngineSetting) -> None:
     """N9: they are handled in order, a hundred at a time, and the event loop turns in between."""
     node = await setting.owner(bank_engine(setting.name()))
@@ -75,6 +77,7 @@ async def test_many_commands_of_one_aggregate_leave_time_for_others(setting: Eng
     assert turns > 1
 
 
+@embedded_only
 async def test_a_caller_that_leaves_does_not_hold_up_those_behind_it(setting: EngineSetting) -> None:
     """N35: its command is taken out if it waits, and stays in its batch if it was handled."""
     node = await setting.owner(bank_engine(setting.name()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ from headrace.errors import (
     CommandIdReused,
     CommandTooLarge,
     CommandTooLate,
+    ContextEnded,
     NotReadable,
     UnknownCommand,
     WrongVersion,
@@ -410,3 +412,42 @@ async def test_a_mutated_copy_does_not_reach_the_next_command() -> None:
     await bench.send(Withdraw(1))
     await bench.send(Withdraw(1), command_id="r")
     assert bench.state == Account(10)
+
+
+class Start(msgspec.Struct, frozen=True):
+    how: str
+
+
+@pytest.mark.parametrize("how", ["returns", "waits", "rejects", "fails"])
+async def test_a_context_that_is_used_after_its_handler_is_refused(how: str) -> None:
+    """N6: what a task does that the handler has not awaited is in no transaction, so every call says so."""
+    engine: Engine[int] = Engine("late", state=int, partitions=1, outputs=["out"])
+    left: list[CommandContext[int]] = []
+
+    def start(count: int | None, command: Start, context: CommandContext[int]) -> Any:
+        left.append(context)
+        if how == "fails":
+            raise ValueError
+        return Reject("no") if how == "rejects" else asyncio.sleep(0, Deposited(1)) if how == "waits" else Deposited(1)
+
+    engine.command(start)
+    engine.event(_counted)
+    bench = Bench(engine)
+    await bench.send(Start(how))
+    (context,) = left
+    calls = (
+        lambda: context.persist(Deposited(1)),
+        lambda: context.persist_to("out", b"x"),
+        lambda: context.update_state(1),
+        lambda: context.schedule(Start(how), after="1s"),
+        lambda: context.cancel("x"),
+        lambda: context.reply(1),
+        lambda: context.reject("no"),
+    )
+    for call in calls:
+        with pytest.raises(ContextEnded, match=r"comes after the handler of a command for 'a' of engine 'late' has ended"):
+            call()
+
+
+def _counted(count: int | None, event: Deposited) -> int:
+    return (count or 0) + event.amount

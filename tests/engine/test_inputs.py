@@ -12,15 +12,24 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as some
 from sqlalchemy import create_engine
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, bank_engine
 
 from headrace.cluster import batch_of
 from headrace.engine import Engine
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
-from headrace.errors import BadArgument, NotReadable, WrongEngineTopic
-from headrace.model import NewRecord, Record, TopicConfig, TopicPartition
+from headrace.engine.pump import WrittenRecords
+from headrace.errors import (
+    BadArgument,
+    NotPartitionOwner,
+    NotReadable,
+    TransactionFailed,
+    Unreachable,
+    WrongEngineTopic,
+)
+from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.outbox import JsonSerializer, Outbox, Relay, event_id_of, migrate
+from headrace.state import JsonValues
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.engines import EngineHarness
@@ -63,23 +72,24 @@ async def values_of(setting: EngineSetting, topic: str) -> list[Any]:
 
 async def test_commands_of_a_topic_are_done_once_with_their_place_in_the_same_batch(setting: EngineSetting) -> None:
     """N39: a rejected one moves on too, replies go where they are asked for, all in one transaction."""
-    await setting.log.admin.create("replies", partitions=1, config=TopicConfig())
-    bank = topic_bank(setting, outputs=["replies"])
+    answers = setting.name()
+    await setting.log.admin.create(answers, partitions=1, config=TopicConfig())
+    bank = topic_bank(setting, outputs=[answers])
     topic = str(bank.command_topic)
     node = await setting.owner(bank)
     await write(
         setting,
         [
-            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x", correlation_id="c-1"),
-            command(topic, "a", {"amount": 50}, "Withdraw", reply_to="replies"),
+            command(topic, "a", {"amount": 5}, reply_to=answers, command_id="x", correlation_id="c-1"),
+            command(topic, "a", {"amount": 50}, "Withdraw", reply_to=answers),
             command(topic, "b", {"amount": 7}),
-            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x"),
+            command(topic, "a", {"amount": 5}, reply_to=answers, command_id="x"),
         ],
     )
     place = await until_read(node, 4)
     assert (place.done, place.attempts) == ((), 0)
     assert await setting.payloads(bank) == [{"amount": 5}, {"amount": 7}]
-    replies = await setting.records("replies")
+    replies = await setting.records(answers)
     done, rejected, again = (msgspec.json.decode(each.value or b"") for each in replies)
     assert (done["outcome"], done["version"], done["events"]) == (
         "success",
@@ -147,7 +157,8 @@ async def test_an_owner_that_crashes_around_a_commit_leaves_each_command_once(
 
 async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: EngineSetting) -> None:
     """N39: what is done behind it is listed in the place, and is not done again by the next owner."""
-    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="slow")
+    topic = setting.name()
+    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
     may_go = asyncio.Event()
 
     @bank.command
@@ -161,17 +172,17 @@ async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: Eng
         return (count or 0) + event.amount
 
     node = await setting.owner(bank)
-    await until_read(node, 0, "slow")
-    await write(setting, [command("slow", "a", {"amount": 0}), command("slow", "b", {"amount": 1})])
+    await until_read(node, 0)
+    await write(setting, [command(topic, "a", {"amount": 0}), command(topic, "b", {"amount": 1})])
 
     async def is_listed() -> bool:
-        place = decode_place(node.partition._replica.reserved(input_key("slow", 0)))
+        place = decode_place(node.partition._replica.reserved(input_key(topic, 0)))
         return place is not None and place.done == ((1, 2),)
 
     await eventually(is_listed, every_s=0.005, what="the second command")
     node = await setting.fails_over(node, "n2")
     may_go.set()
-    await until_read(node, 2, "slow")
+    await until_read(node, 2)
     assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 0}]
 
 
@@ -212,9 +223,11 @@ async def test_records_that_are_no_commands_are_dead_letters(setting: EngineSett
         assert words in reasons[offset]
 
 
+@embedded_only
 async def test_a_command_that_ends_its_process_is_a_dead_letter_after_three_deaths(setting: EngineSetting) -> None:
     """N37, N39: owners that get no further are counted in the log; the record is tried alone, then set aside."""
-    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="deadly")
+    topic = setting.name()
+    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
     deaths = asyncio.Event()
 
     @bank.command
@@ -231,15 +244,15 @@ async def test_a_command_that_ends_its_process_is_a_dead_letter_after_three_deat
     node = await setting.owner(bank)
     await node.stop()
     setting.nodes.clear()
-    await write(setting, [command("deadly", "a", {"amount": 0}), command("deadly", "a", {"amount": 1})])
+    await write(setting, [command(topic, "a", {"amount": 0}), command(topic, "a", {"amount": 1})])
     node = await setting.owner(bank, "n1")
     for death in range(3):
         await asyncio.wait_for(deaths.wait(), 20)
         deaths.clear()
         node = await setting.fails_over(node, f"n{death + 2}")
-    await until_read(node, 2, "deadly")
+    await until_read(node, 2)
     assert await setting.payloads(bank) == [{"amount": 1}]
-    (letter,) = await setting.records("deadly.dead-letters")
+    (letter,) = await setting.records(f"{topic}.dead-letters")
     assert b"ended 3 times" in (dict(letter.headers)["headrace.error"] or b"")
 
 
@@ -269,6 +282,7 @@ async def test_a_topic_of_others_is_read_whatever_its_keys_and_partitions_are() 
         bank.commands_from("payments")
 
 
+@embedded_only
 async def test_a_message_of_the_outbox_is_a_command_with_the_message_id_as_command_id(
     setting: EngineSetting, tmp_path: Path
 ) -> None:
@@ -298,17 +312,18 @@ async def test_a_message_of_the_outbox_is_a_command_with_the_message_id_as_comma
 
 async def test_an_input_that_begins_with_the_latest_record_remembers_where_that_was(setting: EngineSetting) -> None:
     """N39: what was there before the first owner is not read; what came while nobody owned the partition is."""
-    await setting.log.admin.create("news", partitions=1, config=TopicConfig())
-    await write(setting, [command("news", "a", {"amount": 1})])
+    news = setting.name()
+    await setting.log.admin.create(news, partitions=1, config=TopicConfig())
+    await write(setting, [command(news, "a", {"amount": 1})])
     bank = bank_engine(setting.name())
-    bank.commands_from("news", start="latest")
+    bank.commands_from(news, start="latest")
     node = await setting.owner(bank)
-    await until_read(node, 1, "news")
+    await until_read(node, 1, news)
     await node.stop()
     setting.nodes.clear()
-    await write(setting, [command("news", "a", {"amount": 2})])
+    await write(setting, [command(news, "a", {"amount": 2})])
     node = await setting.owner(bank, "n2")
-    await until_read(node, 2, "news")
+    await until_read(node, 2, news)
     assert await setting.payloads(bank) == [{"amount": 2}]
 
 
@@ -317,27 +332,234 @@ async def test_a_topic_that_was_made_again_is_read_from_its_start_and_lost_recor
 ) -> None:
     """N39: an offset of the old topic says nothing about the new one; what retention removed does not stop the rest."""
     bank = bank_engine(setting.name())
-    bank.commands_from("again")
-    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
-    await write(setting, [command("again", "a", {"amount": n}) for n in (1, 2)])
+    again = setting.name()
+    bank.commands_from(again)
+    await setting.log.admin.create(again, partitions=1, config=TopicConfig())
+    await write(setting, [command(again, "a", {"amount": n}) for n in (1, 2)])
     node = await setting.owner(bank)
-    await until_read(node, 2, "again")
+    await until_read(node, 2, again)
     await node.stop()
     setting.nodes.clear()
-    await setting.log.admin.delete("again")
-    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
-    await write(setting, [command("again", "a", {"amount": n}) for n in (3, 4, 5)])
-    await setting.log.retention.truncate(TopicPartition("again", 0), before=1)
+    await setting.log.admin.delete(again)
+    await setting.log.admin.create(again, partitions=1, config=TopicConfig())
+    await write(setting, [command(again, "a", {"amount": n}) for n in (3, 4, 5)])
+    await setting.log.retention.truncate(TopicPartition(again, 0), before=1)
     node = await setting.owner(bank, "n2")
-    await until_read(node, 3, "again")
+    await until_read(node, 3, again)
     assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 4, 5)]
+
+
+async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_failed(setting: EngineSetting) -> None:
+    """N37, N39: the offset of a transaction marker behind the last record is no record that waits."""
+    bank = topic_bank(setting)
+    topic = str(bank.command_topic)
+    node = await setting.owner(bank)
+    producer = await setting.log.transactional("others")
+    await producer.begin()
+    await producer.append([command(topic, "a", {"amount": 1})])
+    await producer.commit()
+    await producer.close()
+    read = await until_read(node, 1)
+    assert (await setting.log.bounds(TopicPartition(topic, 0))).end == 2
+    node = await setting.fails_over(node, "n2")
+    await write(setting, [command(topic, "a", {"amount": 2})])
+    assert await until_read(node, 3) == InputPlace(1, read.topic_id, 3)
+    places = [decode_place(each.value) for each in await reserved_records(setting, bank, input_key(topic, 0))]
+    assert {each.attempts for each in places if each is not None} == {0}
+
+
+async def reserved_records(setting: EngineSetting, bank: Engine[Any], key: bytes) -> list[Record]:
+    at = TopicPartition(bank.state_topic, 0)
+    batches = setting.log.read(at, 0, (await setting.log.bounds(at)).end, timeout_s=20)
+    return [each async for batch in batches for each in batch.records if each.key == key]
+
+
+def waiting_engine(setting: EngineSetting, topic: str) -> tuple[Engine[int], asyncio.Event]:
+    """Return an engine that reads a topic, and what a deposit of 0 waits for."""
+    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1)
+    bank.commands_from(topic)
+    may_go = asyncio.Event()
+
+    @bank.command
+    async def deposit(count: int | None, command: Deposit) -> Deposit:
+        if command.amount == 0:
+            await may_go.wait()
+        return command
+
+    @bank.event
+    def deposited(count: int | None, event: Deposit) -> int:
+        return (count or 0) + event.amount
+
+    return bank, may_go
+
+
+async def until_done_behind(node: EngineNode, topic: str, count: int) -> None:
+    """Wait until so many records behind one that is not done are."""
+
+    async def is_listed() -> bool:
+        place = decode_place(node.partition._replica.reserved(input_key(topic, 0)))
+        return place is not None and len(place.done) == count
+
+    await eventually(is_listed, every_s=0.005, what="the commands behind the slow one")
+
+
+async def test_a_place_goes_on_when_records_before_those_that_are_done_were_compacted(setting: EngineSetting) -> None:
+    """N39: what is done stays so, and the place is not held up by a record that is gone."""
+    await setting.log.admin.create("compacted", partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
+    bank, _ = waiting_engine(setting, "compacted")
+    node = await setting.owner(bank)
+    await write(setting, [command("compacted", name, {"amount": n}) for n, name in enumerate("abc")])
+    await until_done_behind(node, "compacted", 2)
+    await write(setting, [command("compacted", "a", {"amount": 5})])
+    await node.stop()
+    setting.nodes.clear()
+    await setting.log.retention.enforce()
+    assert [each.offset for each in await setting.records("compacted")] == [1, 2, 3]
+    node = await setting.owner(bank, "n2")
+    assert (await until_read(node, 4, "compacted")).done == ()
+    assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 5)]
+
+
+async def test_what_is_done_behind_removed_records_is_not_done_again(setting: EngineSetting) -> None:
+    """N39: retention that passes the place of an owner that died forgets nothing of what it had done further on."""
+    await setting.log.admin.create("removed", partitions=1, config=TopicConfig())
+    bank, may_go = waiting_engine(setting, "removed")
+    node = await setting.owner(bank)
+    await write(setting, [command("removed", name, {"amount": n}) for name, n in (("a", 0), ("a", 0), ("b", 1))])
+    await until_done_behind(node, "removed", 1)
+    await node.stop()
+    setting.nodes.clear()
+    await setting.log.retention.truncate(TopicPartition("removed", 0), before=1)
+    may_go.set()
+    node = await setting.owner(bank, "n2")
+    await until_read(node, 3, "removed")
+    assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 0}]
+
+
+class SometimesAway(JsonValues[int]):
+    """States whose codec is away for a moment, as a schema registry may be."""
+
+    is_away = False
+
+    async def prepare(self, data: bytes) -> None:
+        if self.is_away:
+            self.is_away = False
+            raise Unreachable("registry", "it is restarted")
+
+
+async def test_commands_of_an_aggregate_keep_their_order_when_one_of_them_has_to_be_tried_again(
+    setting: EngineSetting,
+) -> None:
+    """N39: those behind it are read again with it, and not handled before it."""
+    codec = SometimesAway(int)
+    bank: Engine[int] = Engine(setting.name(), state=codec, partitions=1, command_topic="ordered")
+
+    @bank.command
+    def deposit(count: int | None, command: Deposit) -> Deposit:
+        return command
+
+    @bank.event
+    def deposited(count: int | None, event: Deposit) -> int:
+        return event.amount
+
+    node = await setting.owner(bank)
+    await write(setting, [command("ordered", "a", {"amount": 0})])
+    await until_read(node, 1, "ordered")
+    assert node.partition.live.passivate(before_s=float("inf")) == 1
+    codec.is_away = True
+    await write(setting, [command("ordered", "a", {"amount": n}) for n in range(1, 6)])
+    await until_read(node, 6, "ordered")
+    assert await setting.payloads(bank) == [{"amount": n} for n in range(6)]
+
+
+async def test_commands_that_are_read_again_while_their_batch_is_unsettled_are_not_taken_for_done(
+    setting: EngineSetting,
+) -> None:
+    """N39: the reading begins again while they are in a commit; that is lost, and they are done all the same."""
+    await setting.log.admin.create("unsettled", partitions=1, config=TopicConfig())
+    bank = bank_engine(setting.name())
+    seen: list[int] = []
+
+    def decode(record: Record) -> tuple[str, Deposit]:
+        seen.append(record.offset)
+        if seen.count(3) == 1 and record.offset == 3:
+            raise ValueError("not at once")
+        return f"a{record.offset}", Deposit(record.offset)
+
+    bank.commands_from("unsettled", decode=decode)
+    node = await setting.owner(bank)
+    await until_read(node, 0, "unsettled")
+    commit, may_fail = node.owner.commit, asyncio.Event()
+
+    async def loses(records: Sequence[NewRecord]) -> Any:
+        node.owner.commit = commit  # type: ignore[method-assign]
+        await may_fail.wait()
+        raise TransactionFailed("id", "no answer", outcome_known=False)
+
+    node.owner.commit = loses  # type: ignore[method-assign]
+    await write(setting, [NewRecord("unsettled", None, b"") for _ in range(5)])
+
+    async def is_read_again() -> bool:
+        return 4 in seen
+
+    await eventually(is_read_again, every_s=0.005, what="the second reading")
+    may_fail.set()
+    await until_read(node, 5, "unsettled")
+    assert sorted(each["amount"] for each in await setting.payloads(bank)) == list(range(5))
+
+
+async def test_work_that_comes_when_the_partition_is_lost_is_not_done_later(setting: EngineSetting) -> None:
+    """N39: a place that an earlier owner has read does not come back when its node owns the partition again."""
+    bank = topic_bank(setting)
+    key = input_key(str(bank.command_topic), 0)
+    node = await setting.owner(bank)
+    await write(setting, [command(str(bank.command_topic), "a", {"amount": 1})])
+    place = await until_read(node, 1)
+    await node.partition.lost()
+    work = WrittenRecords(node.partition._queue._places, InputSpan(key, place.topic_id, 0, 1))
+    late = node.partition._submit_work(key.decode(), work, False)
+    assert isinstance(late.done.exception(), NotPartitionOwner)
+
+
+@pytest.mark.parametrize("where", ["decode", "handler"])
+async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: EngineSetting, where: str) -> None:
+    """N8, N39: a reason with characters that UTF-8 can't carry is written with escapes, as dead letter and as reply."""
+    for topic in ("texts", "answers"):
+        await setting.log.admin.create(topic, partitions=1, config=TopicConfig())
+    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, outputs=["answers"])
+
+    @bank.command
+    def deposit(count: int | None, command: Deposit) -> Deposit:
+        if not command.amount:
+            raise ValueError("no amount: \udc80")
+        return command
+
+    @bank.event
+    def deposited(count: int | None, event: Deposit) -> int:
+        return (count or 0) + event.amount
+
+    def decode(record: Record) -> tuple[str, Deposit]:
+        if where == "decode" and record.offset == 0:
+            raise ValueError("no amount: \udc80")
+        return "a", Deposit(record.offset)
+
+    bank.commands_from("texts", decode=decode)
+    node = await setting.owner(bank)
+    asked = (("headrace.reply-to", b"answers"), ("headrace.command-id", b"x"))
+    await write(setting, [NewRecord("texts", None, b"", asked), NewRecord("texts", None, b"")])
+    await until_read(node, 2, "texts")
+    assert await setting.payloads(bank) == [{"amount": 1}]
+    (letter,) = await setting.records("texts.dead-letters")
+    assert b"no amount: \\udc80" in (dict(letter.headers)["headrace.error"] or b"")
+    assert len(await setting.records("answers")) == (where == "handler")
 
 
 async def test_a_command_topic_has_as_many_partitions_as_its_engine(setting: EngineSetting) -> None:
     """N39: one with another number is refused, with the way to read it all the same."""
-    await setting.log.admin.create("orders", partitions=2, config=TopicConfig())
+    orders = setting.name()
+    await setting.log.admin.create(orders, partitions=2, config=TopicConfig())
     with pytest.raises(WrongEngineTopic, match="commands_from"):
-        await setting.node(bank_engine(setting.name(), command_topic="orders"))
+        await setting.node(bank_engine(setting.name(), command_topic=orders))
     setting.nodes.clear()
 
 
@@ -356,5 +578,8 @@ def test_a_place_is_the_same_whatever_the_order_in_which_records_are_done(order:
     first_open = next((n for n in range(8) if n not in order), 8)
     assert place.next_offset == spans[first_open].first if first_open < 8 else spans[-1].end
     assert not place.is_done(spans[0]._replace(topic_id="another"))
+    before = place
+    places.finish(spans[0]._replace(topic_id="another"))
+    assert places.get(b"k") == before
     with pytest.raises(NotReadable):
         decode_place(b"nonsense")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.models import Account, Deposit, bank_engine
-from tests.engine.node_process import settings_of
+from tests.engine.node_process import EnginePlace
 
 from headrace.app import Headrace, connect
 from headrace.engine import Aggregate, Engine, Success, audit_engine
@@ -28,17 +28,17 @@ def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("children_find_the_tests")
 @pytest.mark.timeout(600)
-async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path: Path, size: Size) -> None:
+async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(place: EnginePlace, size: Size) -> None:
     """N23, N42: kill -9 of the owner: each acknowledged command is there once, in order, and the state is the fold."""
-    address, bank = f"embedded:{tmp_path}", bank_engine(partitions=_PARTITIONS)
+    bank = bank_engine(place.name, partitions=_PARTITIONS)
     clients, commands = size(10, 100), size(20, 100)
     acknowledged: dict[str, list[int]] = {}
-    async with contextlib.AsyncExitStack() as held, connect(address, settings=settings_of("caller")) as hr:
+    async with contextlib.AsyncExitStack() as held, connect(settings=place.settings("caller")) as hr:
         names = (f"n{n}" for n in itertools.count())
         children: list[ChildProcess] = []
         async with hr.node():
             for kill in range(size(1, 20)):
-                started = [_start(held, address, next(names)) for _ in range(2 - len(children))]
+                started = [_start(held, place, next(names)) for _ in range(2 - len(children))]
                 for child in started:
                     await asyncio.to_thread(child.wait_for_line, "^serves", 60)
                 children += started
@@ -51,12 +51,12 @@ async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(tmp_
                 await asyncio.gather(*work)
             for id_, versions in acknowledged.items():
                 await _check(hr, bank, id_, versions)
-            audit = await audit_engine(hr.log, hr.journal("bank", read_only=True), bank)
+            audit = await audit_engine(hr.log, hr.journal(bank.name, read_only=True), bank)
             assert (audit.aggregates, list(audit.differences)) == (len(acknowledged), [])
 
 
-def _start(held: contextlib.AsyncExitStack, address: str, name: str) -> ChildProcess:
-    return held.enter_context(running_function("tests.engine.node_process:serve_bank", address, name, _PARTITIONS))
+def _start(held: contextlib.AsyncExitStack, place: EnginePlace, node: str) -> ChildProcess:
+    return held.enter_context(running_function("tests.engine.node_process:serve_bank", *place, node, _PARTITIONS))
 
 
 async def _client(
@@ -81,7 +81,7 @@ async def _sent(account: Aggregate[Account], command_id: str) -> Success[Account
 
 async def _check(hr: Headrace, bank: Engine[Account], id_: str, versions: list[int]) -> None:
     assert versions == list(range(1, len(versions) + 1)), id_
-    events = [event async for event in hr.journal("bank", read_only=True).read(id_)]
+    events = [event async for event in hr.journal(bank.name, read_only=True).read(id_)]
     assert [event.seq_nr for event in events] == versions
     read = await hr.engine(bank).aggregate(id_).read()
     assert read.state == bank.fold(bank.events.of_payload(event.payload) for event in events)

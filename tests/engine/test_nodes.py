@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +12,12 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.engine.conftest import embedded_only
 from tests.engine.models import Account, Close, Deposit, Deposited, Note, Withdraw, bank_engine, counter_engine
+from tests.engine.node_process import EnginePlace
 from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace, connect
-from headrace.config import ClusterSettings, EmbeddedLogSettings, HeadraceSettings, LogSettings
 from headrace.engine import Engine, Failed, Rejected, Success
 from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
 from headrace.journal import change_terms, grow_topic
@@ -27,39 +27,33 @@ from headrace.pipeline.jobs.expiry import purge_expired_of
 from headrace.testing.conformance.log_setting import eventually
 
 
-def _settings(node: str) -> HeadraceSettings:
-    return HeadraceSettings(
-        log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)), cluster=ClusterSettings(node_id=node)
-    )
-
-
 @contextlib.asynccontextmanager
-async def _node(folder: Path, name: str, *engines: Engine[Any]) -> AsyncIterator[Headrace]:
-    async with connect(f"embedded:{folder}", settings=_settings(name)) as hr, hr.node(*engines):
+async def _node(place: EnginePlace, name: str, *engines: Engine[Any]) -> AsyncIterator[Headrace]:
+    async with connect(settings=place.settings(name)) as hr, hr.node(*engines):
         yield hr
 
 
 @pytest.fixture
-async def bank(tmp_path: Path) -> AsyncIterator[tuple[Headrace, Engine[Account]]]:
+async def bank(place: EnginePlace) -> AsyncIterator[tuple[Headrace, Engine[Account]]]:
     """A node that serves a bank."""
-    engine = bank_engine()
+    engine = bank_engine(place.name)
 
     @engine.tags
     def tags(event: Any) -> list[str]:
-        return ["large"] if isinstance(event, Deposited) and event.amount >= 100 else []
+        return [f"large-{engine.name}"] if isinstance(event, Deposited) and event.amount >= 100 else []
 
-    async with _node(tmp_path, "n1", engine) as hr:
+    async with _node(place, "n1", engine) as hr:
         yield hr, engine
 
 
-async def test_a_command_is_handled_by_the_owner_whichever_node_it_arrives_at(tmp_path: Path) -> None:
+async def test_a_command_is_handled_by_the_owner_whichever_node_it_arrives_at(place: EnginePlace) -> None:
     """N18, N34: the reply comes out where the command went in; a moved partition costs the caller no error."""
-    bank = bank_engine()
-    async with contextlib.AsyncExitStack() as leaving, _node(tmp_path, "n2") as caller:
-        await leaving.enter_async_context(_node(tmp_path, "n1", bank_engine()))
+    bank = bank_engine(place.name)
+    async with contextlib.AsyncExitStack() as leaving, _node(place, "n2") as caller:
+        await leaving.enter_async_context(_node(place, "n1", bank_engine(place.name)))
         account = caller.engine(bank).aggregate("a")
         assert (await account.send(Deposit(1), command_id="x")).version == 1
-        async with _node(tmp_path, "n3", bank_engine()) as standby:
+        async with _node(place, "n3", bank_engine(place.name)) as standby:
 
             async def is_online() -> bool:
                 assert standby._node is not None
@@ -82,21 +76,22 @@ async def test_the_journal_of_an_engine_is_a_journal(bank: tuple[Headrace, Engin
     account = hr.engine(engine).aggregate("acc-1")
     await account.send(Deposit(150), command_id="x")
     await account.send(Note("hello"))
-    journal = hr.journal("bank", read_only=True)
+    journal = hr.journal(engine.name, read_only=True)
     assert [(each.seq_nr, each.payload["type"]) async for each in journal.read("acc-1")] == [
         (1, "Deposited"),
         (2, "Noted"),
     ]
     assert await journal.pointer("acc-1") == 2
-    tagged = [each async for each in hr.events_by_tag("large")]
+    tagged = [each async for each in hr.events_by_tag(f"large-{engine.name}")]
     assert [(each.id, each.seq_nr) for each in tagged] == [("acc-1", 1)]
 
 
+@embedded_only
 async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headrace, Engine[Account]]) -> None:
     """N38: appends, deletes, purges and growth are refused, naming the engine; marks of readers are not."""
     hr, engine = bank
     await hr.engine(engine).aggregate("acc-1").send(Deposit(1))
-    journal = hr.journal("bank")
+    journal = hr.journal(engine.name)
     for call in (
         journal.append("acc-1", [Event(2, {})]),
         journal.append("acc-1", [Event(2, {})], expected=1),
@@ -105,18 +100,19 @@ async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headra
         journal.delete("acc-1", to=1),
         journal.purge("acc-1"),
     ):
-        with pytest.raises(TopicClaimed, match="engine 'bank' is the only writer"):
+        with pytest.raises(TopicClaimed, match=f"engine '{engine.name}' is the only writer"):
             await call
-    with pytest.raises(ImpossibleTopicChange, match="journal of engine 'bank'"):
-        await grow_topic(hr.log, hr.store.settings, "bank", partitions=2, lease_s=0.0)
+    with pytest.raises(ImpossibleTopicChange, match=f"journal of engine '{engine.name}'"):
+        await grow_topic(hr.log, hr.store.settings, engine.name, partitions=2, lease_s=0.0)
     assert await journal.mark("acc-1", "m") >= 0
     assert [each.seq_nr async for each in journal.read("acc-1")] == [1]
     assert (await hr.engine(engine).aggregate("acc-1").send(Deposit(1))).version == 2
 
 
-async def test_expired_journals_of_an_engine_are_left_alone(tmp_path: Path) -> None:
+@embedded_only
+async def test_expired_journals_of_an_engine_are_left_alone(place: EnginePlace) -> None:
     """N38: the job that purges expired journals is refused, naming the engine."""
-    async with connect(f"embedded:{tmp_path}", settings=_settings("n1")) as hr:
+    async with connect(settings=place.settings("n1")) as hr:
         await hr.journal("t", partitions=1).append("a", [Event(1, {})], expire_after="1 ms")
         await replicate(hr.log, hr.store, "t")
         await change_terms(hr.store.settings, "t", lambda terms: msgspec.structs.replace(terms, engine="bank"))
@@ -124,10 +120,10 @@ async def test_expired_journals_of_an_engine_are_left_alone(tmp_path: Path) -> N
             await purge_expired_of(hr.log, hr.store, TopicPartition("t", 0), 10**14)
 
 
-async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> None:
+@embedded_only
+async def test_topics_that_an_engine_can_not_use_are_refused(place: EnginePlace) -> None:
     """N38: a journal that others wrote, another engine's, or one with another number of partitions."""
-    settings = _settings("n1")
-    async with connect(f"embedded:{tmp_path}", settings=settings) as hr:
+    async with connect(settings=place.settings("n1")) as hr:
         await hr.journal("taken", partitions=1).append("a", [Event(1, {})])
         engines = [bank_engine("one", journal="taken"), bank_engine("two", journal="mine", partitions=2)]
         with pytest.raises(WrongEngineTopic, match="journals that others wrote"):
@@ -142,6 +138,7 @@ async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> 
             hr.engine(engines[0])
 
 
+@embedded_only
 async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, Engine[Account]]) -> None:
     """N6, N7, N22, N26: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
     hr, engine = bank
@@ -164,24 +161,25 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
     assert await account.state() is None
     metrics = render()
     for stage in ("route", "load", "handle", "serialize", "publish", "apply"):
-        assert f'headrace_engine_stage_seconds_count{{engine="bank",stage="{stage}"}}' in metrics
+        assert f'headrace_engine_stage_seconds_count{{engine="{engine.name}",stage="{stage}"}}' in metrics
 
 
+@embedded_only
 async def test_a_command_is_traced_from_the_caller_to_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: EnginePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N26: the spans of caller and owner, and the record in the journal, have one trace; a node's health is a tree."""
-    exporter, engine = InMemorySpanExporter(), bank_engine()
+    exporter, engine = InMemorySpanExporter(), bank_engine(place.name)
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(traces, "_tracer", provider.get_tracer("test"))
-    async with _node(tmp_path, "n1", engine), _node(tmp_path, "n2") as caller:
-        await caller.engine(bank_engine()).aggregate("a").send(Deposit(1))
-        (event,) = [each async for each in caller.journal("bank", read_only=True).read("a")]
+    async with _node(place, "n1", engine), _node(place, "n2") as caller:
+        await caller.engine(bank_engine(place.name)).aggregate("a").send(Deposit(1))
+        (event,) = [each async for each in caller.journal(engine.name, read_only=True).read("a")]
         assert caller._node is not None
         tree = caller._node.health
-        assert (tree.is_up, [child.name for child in tree.children]) == (True, ["background", "bank"])
-        tree.child("bank").child("0").down("broken")
+        assert (tree.is_up, [child.name for child in tree.children]) == (True, ["background", engine.name])
+        tree.child(engine.name).child("0").down("broken")
         assert tree.state == "down"
     spans = {each.name: each for each in exporter.get_finished_spans() if each.name.startswith("engine.")}
     sent, handled = spans["engine.send"], spans["engine.handle"]
@@ -191,11 +189,11 @@ async def test_a_command_is_traced_from_the_caller_to_the_journal(
     assert f"{sent.context.trace_id:032x}" in event.headers["traceparent"]
 
 
-async def test_a_program_that_starts_again_finds_its_aggregates(tmp_path: Path) -> None:
+async def test_a_program_that_starts_again_finds_its_aggregates(place: EnginePlace) -> None:
     """N10, N21: states, versions and remembered ids outlive the process, in its folder and in the log."""
     for number in (1, 2):
-        engine, counter = bank_engine(), counter_engine()
-        async with _node(tmp_path, "n1", engine, counter) as hr:
+        engine, counter = bank_engine(place.name), counter_engine(f"{place.name}-counter")
+        async with _node(place, "n1", engine, counter) as hr:
             done = await hr.engine(engine).aggregate("a").send(Deposit(1), command_id="x")
             assert (done.version, done.is_repeated) == (1, number == 2)
             assert (await hr.engine(counter).aggregate("c").send(Deposit(2))).version == number

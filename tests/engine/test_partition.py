@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.engine.conftest import EngineSetting
+from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Account, Close, Deposit, Deposited, Note, Query, Withdraw, bank_engine, counter_engine
 
 from headrace.cluster import batch_of
@@ -77,6 +77,7 @@ async def test_commands_of_many_aggregates_share_a_transaction_and_those_of_one_
     assert len({(each.key, batch_of(each)) for each in states}) == len(states)
 
 
+@embedded_only
 @pytest.mark.parametrize("loses", ["commit", "answer"])
 async def test_a_commit_without_an_answer_is_settled_from_the_log(setting: EngineSetting, loses: str) -> None:
     """N12, N28: replied as computed if it was committed, else handled again; what stands on it follows."""
@@ -103,22 +104,23 @@ async def test_a_commit_without_an_answer_is_settled_from_the_log(setting: Engin
 
 async def test_what_the_log_refuses_fails_its_command_alone(setting: EngineSetting) -> None:
     """N12, N36: a batch that is refused is tried command by command; the others are done."""
-    await setting.log.admin.create("audit", partitions=1, config=TopicConfig(max_record_bytes=2000))
-    bank: Engine[int] = Engine(setting.name(), state=int, journal=None, partitions=1, outputs=["audit"])
+    audit = setting.name()
+    await setting.log.admin.create(audit, partitions=1, config=TopicConfig(max_record_bytes=2000))
+    bank: Engine[int] = Engine(setting.name(), state=int, journal=None, partitions=1, outputs=[audit])
 
     @bank.command
     def add(count: int | None, command: Deposit, context: CommandContext[int]) -> None:
         context.update_state((count or 0) + command.amount)
-        context.persist_to("audit", bytes(command.amount))
+        context.persist_to(audit, bytes(command.amount))
 
     node = await setting.owner(bank)
     # The topic takes less than it did when the engine started.
-    await setting.log.admin.configure("audit", TopicConfig(max_record_bytes=500))
+    await setting.log.admin.configure(audit, TopicConfig(max_record_bytes=500))
     outcomes = await asyncio.gather(
         *(node.send(f"a{n}", Deposit(1000 if n == 3 else n)) for n in range(6)), return_exceptions=True
     )
     assert [type(each) for each in outcomes] == [Success] * 3 + [RecordTooLarge] + [Success] * 2
-    assert len(await setting.records("audit")) == 5
+    assert len(await setting.records(audit)) == 5
     assert (await node.send("a3", Deposit(5))).state == 5
 
 
@@ -226,6 +228,7 @@ async def test_a_deadline_is_looked_at_before_handling(setting: EngineSetting) -
     assert (await node.send("a", Deposit(4))).state == Account(5)
 
 
+@embedded_only
 async def test_a_slow_handler_holds_up_no_other_aggregate(setting: EngineSetting) -> None:
     """N9: the batch goes without it; its own aggregate waits for it."""
     bank: Engine[Account] = Engine(setting.name(), state=Account, partitions=1)
@@ -275,6 +278,7 @@ async def test_a_command_tried_too_often_is_not_handled_again(setting: EngineSet
     assert (await node.send("a", Deposit(1), command_id="x", attempt=4)).is_repeated
 
 
+@embedded_only
 async def test_a_command_that_must_be_alone_is_not_starved(setting: EngineSetting) -> None:
     """N37: a repeated command gets its own batch, however many others arrive; those go on afterwards."""
     bank = bank_engine(setting.name(), limits=EngineLimits(batch_commands=2))
@@ -323,6 +327,7 @@ async def test_a_marker_without_ids_becomes_a_tombstone_and_nothing_is_done_twic
     assert (await setting.records(bank.name))[-1].value is not None
 
 
+@embedded_only
 async def test_a_first_attempt_is_never_too_late(setting: EngineSetting) -> None:
     """N33: a caller that knows little, and has sent nothing, is not refused; its repetition would be."""
     bank = bank_engine(setting.name(), limits=EngineLimits(command_ids=1))
@@ -359,6 +364,7 @@ def test_an_aggregate_is_current_only_when_its_last_batch_is_committed() -> None
         assert sorted(live) == sorted(in_flight)
 
 
+@embedded_only
 async def test_a_state_that_cannot_be_read_fails_the_command_alone(
     setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +418,7 @@ async def test_an_event_without_a_change_moves_the_version_over_a_failover(setti
     assert [each["text"] for each in await setting.payloads(bank)] == ["one", "two"]
 
 
+@embedded_only
 async def test_records_of_others_in_the_state_topic_do_not_matter(setting: EngineSetting) -> None:
     """N11: a record that no engine wrote fails the commands of its aggregate with a typed error, and no other."""
     setting.is_spoiled = True
@@ -427,6 +434,7 @@ async def test_records_of_others_in_the_state_topic_do_not_matter(setting: Engin
     assert second.partition.housekeeping.sweep() == 3
 
 
+@embedded_only
 async def test_a_partition_that_can_not_read_its_log_is_down_until_it_can(
     setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +451,7 @@ async def test_a_partition_that_can_not_read_its_log_is_down_until_it_can(
         await catch_up()
 
     monkeypatch.setattr(states, "catch_up", unreachable)
-    reading = asyncio.create_task(node.partition._read_again())
+    reading = asyncio.create_task(node.partition._commits.read_again())
 
     async def is_down() -> bool:
         return node.partition.health.state is HealthState.DOWN

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineSetting
-from tests.engine.models import Account, Close, Deposit, Withdraw, bank_engine
+from tests.engine.conftest import EngineSetting, embedded_only
+from tests.engine.models import Account, Close, Deposit, Query, Withdraw, bank_engine
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
 from headrace.engine import (
     AggregateRecord,
     AggregateValues,
+    CommandContext,
     Engine,
     EngineGroup,
+    EngineLimits,
     PartitionRebuild,
     RebuiltAggregate,
     Rejected,
@@ -25,6 +28,7 @@ from headrace.engine import (
     make_topics,
     rebuild_aggregates,
 )
+from headrace.engine.auditing import stored_values
 from headrace.engine.folding import AggregateFold
 from headrace.engine.rebuilding import rebuilt_record
 from headrace.engine.records import NOTHING_FORGOTTEN
@@ -59,6 +63,22 @@ class Rebuilding:
             self.setting.log, self.journal, self.engine, self.values, self.group, ids, max_record_bytes=1_000_000
         )
 
+    async def run_all(self, *ids: str) -> None:
+        """Rebuild these, which are all aggregates of partition 0, as a task of Spark does."""
+        log = self.setting.log
+        fenced = await fence_partition(log, self.engine, self.group, 0)
+        stored = await stored_values(log, self.engine, 0)
+        rebuild = PartitionRebuild(
+            log, self.engine, self.values, self.group, 0, fenced=fenced, max_record_bytes=1_000_000, is_of_all=True
+        )
+        async with rebuild.begun() as writer:
+            for id_ in ids:
+                fold = AggregateFold(self.engine, id_)
+                async for event in self.journal.read(id_):
+                    fold.add(event)
+                await writer.write([writer.record(RebuiltAggregate(fold, stored.get(id_)))])
+            await writer.end()
+
     async def put(self, id_: str, value: bytes | None) -> None:
         """Write a record to the state topic behind the engine's back."""
         await self.setting.log.append([NewRecord(self.engine.state_topic, id_.encode(), value, partition=0)])
@@ -67,6 +87,7 @@ class Rebuilding:
         return (await audit_engine(self.setting.log, self.journal, self.engine)).is_clean
 
 
+@embedded_only
 async def test_an_aggregate_is_rebuilt_from_its_journal(setting: EngineSetting, store: Store) -> None:
     """N25: a record that is lost, damaged or wrong is made again; the engine goes on with state and version."""
     bank = bank_engine(setting.name())
@@ -91,6 +112,7 @@ async def test_an_aggregate_is_rebuilt_from_its_journal(setting: EngineSetting, 
     assert (await node.send("closed", Deposit(1))).version == 4
 
 
+@embedded_only
 async def test_command_ids_survive_a_rebuild_or_are_too_late(setting: EngineSetting, store: Store) -> None:
     """N25, N21, N33: ids in a record stay with replies, those of Appends as done; the rest is never done again."""
     bank = bank_engine(setting.name())
@@ -142,6 +164,7 @@ async def test_the_epochs_of_a_lost_topic_go_on_above_the_old_ones(setting: Engi
     assert (await node.send("a", Deposit(1))).version == 3
 
 
+@embedded_only
 async def test_the_id_of_a_kept_command_is_told_from_others(setting: EngineSetting, store: Store) -> None:
     """N25, N32: where the journal keeps commands, an id that was rebuilt is refused for another command."""
     bank = bank_engine(setting.name(), keep_commands=True)
@@ -187,6 +210,7 @@ class _Shortened:
                 yield event
 
 
+@embedded_only
 async def test_a_journal_without_its_first_events_is_refused(setting: EngineSetting, store: Store) -> None:
     """N25: no state follows from a part of the events; the record stays as it is."""
     bank = bank_engine(setting.name())
@@ -209,3 +233,50 @@ def test_a_rebuilt_record_keeps_the_timers_of_one_that_can_be_read() -> None:
     known = AggregateRecord(1, 0, None, timers=timers)
     made = rebuilt_record(AggregateFold(bank, "a"), None, known, (), bank.limits, forgotten=NOTHING_FORGOTTEN, now_ms=1)
     assert made.timers == timers
+
+
+@pytest.mark.parametrize("is_of_all", [False, True])
+async def test_an_aggregate_that_has_nothing_but_a_timer_keeps_it(
+    setting: EngineSetting, store: Store, is_of_all: bool
+) -> None:
+    """N25, N40: a command may set a timer before there is any event; a rebuild of one or of all leaves it there."""
+    engine: Engine[int] = Engine(setting.name(), state=int, partitions=1)
+
+    @engine.command
+    def plan(count: int | None, command: Deposit, context: CommandContext[int]) -> None:
+        context.schedule(Query(), after="1h", name="reminder")
+
+    @engine.command
+    def remind(count: int | None, command: Query) -> None:
+        return None
+
+    rebuilding, node = Rebuilding(setting, store, engine), await setting.owner(engine)
+    await node.send("a", Deposit(1))
+    before = await node.record("a")
+    await node.stop()
+    await rebuilding.run_all("a") if is_of_all else await rebuilding.run("a")
+    node = await setting.owner(engine, "n2")
+    after = await node.record("a")
+    assert before is not None
+    assert after is not None
+    assert [each.name for each in after.timers] == ["reminder"]
+    assert after.timers == before.timers
+
+
+@pytest.mark.parametrize("is_of_all", [False, True])
+async def test_the_ids_of_an_aggregate_that_is_gone_are_not_done_again(
+    setting: EngineSetting, store: Store, is_of_all: bool
+) -> None:
+    """N25, N33: nothing is left of a purged aggregate but that its ids are forgotten, and a rebuild keeps that."""
+    bank = bank_engine(setting.name(), none_states="purge", limits=EngineLimits(command_ids_s=0.05))
+    rebuilding, node = Rebuilding(setting, store, bank), await setting.owner(bank)
+    since = (await node.partition.read("a", timeout_s=20)).since
+    await node.send("a", Deposit(5), command_id="paid", since=since)
+    await node.send("a", Close())
+    await node.stop()
+    await asyncio.sleep(0.1)
+    await rebuilding.run_all("a") if is_of_all else await rebuilding.run("a")
+    node = await setting.owner(bank, "n2")
+    with pytest.raises(CommandTooLate):
+        await node.send("a", Deposit(5), command_id="paid", since=since, attempt=2)
+    assert (await node.send("a", Deposit(1))).version == 1

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineSetting
+from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, Deposited, Withdraw, Withdrawn, bank_engine
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
 from headrace.engine import Engine, EngineReplay, Reject, replay_some
 from headrace.journal import Journal
 from headrace.store import Store, open_store
+
+pytestmark = embedded_only
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
 
 from headrace.engine import Engine, SagaContext, saga
 from headrace.engine.places import decode_place, saga_key
-from headrace.errors import BadArgument, UnknownCommand
+from headrace.errors import BadArgument, ContextEnded, UnknownCommand
 from headrace.model import StoredEvent
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -113,6 +113,7 @@ async def test_the_command_of_an_event_arrives_at_its_aggregate(setting: EngineS
     assert (record.version, [each.id.startswith("mirrored/") for each in record.ids]) == (1, [True])
 
 
+@embedded_only
 async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting: EngineSetting) -> None:
     """N39: its partition of the journal waits for it; with dead letters it goes on after three attempts."""
     name = setting.name()
@@ -151,6 +152,27 @@ async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting:
     assert b"never" in (dict(letter.headers)["headrace.error"] or b"")
 
 
+async def test_a_saga_goes_on_when_something_that_it_awaits_is_cancelled(setting: EngineSetting) -> None:
+    """N39: that fails like any other error, and is tried again."""
+    name = setting.name()
+    bank, mirror = bank_engine(name), bank_engine(f"{name}-mirror", command_topic=f"{name}-mirror-commands")
+    attempts: list[int] = []
+
+    @saga(of=bank)
+    async def mirrored(event: Deposited, context: SagaContext) -> None:
+        attempts.append(event.amount)
+        if len(attempts) == 1:
+            asking = asyncio.get_running_loop().create_future()
+            asking.cancel()
+            await asking
+        context.send(mirror, "a", Deposit(event.amount))
+
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    await until_through(node)
+    assert (await sent_of(setting, mirror), attempts) == ([("a", {"amount": 1})], [1, 1])
+
+
 def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
     """N39: without a journal, with a name twice, with other parameters, or to an engine without a command topic."""
     bank, counter = bank_engine("bank"), counter_engine("counter")
@@ -176,6 +198,32 @@ def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
         context.records()
 
 
+async def test_a_command_that_a_saga_sends_too_late_is_refused(setting: EngineSetting) -> None:
+    """N39: a task that the function left running can't send: what it sent would be in no transaction."""
+    name = setting.name()
+    bank, mirror = bank_engine(name), bank_engine(f"{name}-mirror", command_topic=f"{name}-mirror-commands")
+    late: list[asyncio.Task[None]] = []
+
+    @saga(of=bank)
+    async def hasty(event: Deposited, context: SagaContext) -> None:
+        async def send() -> None:
+            await asyncio.sleep(0.01)
+            context.send(mirror, "a", Deposit(event.amount))
+
+        late.append(asyncio.create_task(send()))
+
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+
+    async def has_run() -> bool:
+        return bool(late)
+
+    await eventually(has_run, every_s=0.005, what="the saga")
+    with pytest.raises(ContextEnded, match=r"context\.send comes after the saga"):
+        await late[0]
+
+
+@embedded_only
 async def test_a_saga_gets_old_events_as_upcasters_make_them(setting: EngineSetting) -> None:
     """One stored event that becomes several leads to a command for each, with ids of their own."""
     bank, mirror = mirror_of(setting)

@@ -15,11 +15,11 @@ from tests.engine.simulation import EngineWorld
 
 from headrace.cluster import owner
 from headrace.cluster.ownership import Outcome
+from headrace.engine.batch_commits import BatchCommits, tell
 from headrace.engine.batches import PendingCommand
 from headrace.engine.command_queue import CommandQueue
 from headrace.engine.commands import CommandRequest
 from headrace.engine.handling import CommandHandling
-from headrace.engine.partition import EnginePartition, _tell
 from headrace.engine.places import InputPlaces
 from headrace.testing.plugin import Size
 
@@ -63,7 +63,7 @@ def _what_stands_on_a_failed_batch_is_kept() -> Iterator[None]:
     def again_alone(self: Any, batch: Any) -> None:
         self._queue.again(batch.commands)
 
-    with patch.object(EnginePartition, "_repeat", again_alone):
+    with patch.object(BatchCommits, "_repeat", again_alone):
         yield
 
 
@@ -71,23 +71,23 @@ def _what_stands_on_a_failed_batch_is_kept() -> Iterator[None]:
 def _answers_without_a_lease() -> Iterator[None]:
     async def at_once(self: Any, command: PendingCommand, outcome: Any, *, is_repeated: bool) -> None:
         await asyncio.sleep(0)
-        _tell(command, outcome, self._last, is_repeated=is_repeated)
+        tell(command, outcome, self.last, is_repeated=is_repeated)
 
-    with patch.object(EnginePartition, "_leave_under_lease", at_once):
+    with patch.object(BatchCommits, "_leave_under_lease", at_once):
         yield
 
 
 @contextmanager
 def _replies_before_the_commit() -> Iterator[None]:
-    commit = EnginePartition._commit
+    commit = BatchCommits._commit
 
     async def early(self: Any, batch: Any) -> None:
         for command, outcome, is_repeated in batch.outcomes:
             if command.work is None:
-                _tell(command, outcome, batch.name, is_repeated=is_repeated)
+                tell(command, outcome, batch.name, is_repeated=is_repeated)
         await commit(self, batch)
 
-    with patch.object(EnginePartition, "_commit", early):
+    with patch.object(BatchCommits, "_commit", early):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 
 from headrace.cluster import batch_of
 from headrace.engine import (
@@ -25,8 +25,16 @@ from headrace.engine import (
     timer_loop,
 )
 from headrace.engine.timers import RecordTimers, due_at_ms
-from headrace.errors import BadArgument, CommandFailed, NotReadable, UnknownCommand
-from headrace.runtime import SYSTEM_CLOCK
+from headrace.errors import (
+    BadArgument,
+    CommandFailed,
+    NotReadable,
+    OutcomeUnknown,
+    TransactionFailed,
+    UnknownCommand,
+)
+from headrace.runtime import SYSTEM_CLOCK, Backoff
+from headrace.state import JsonValues
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.engines import EngineHarness, given
@@ -63,7 +71,7 @@ class Erased(msgspec.Struct, frozen=True):
 
 def clock_engine(name: str, **options: Any) -> Engine[list[str]]:
     """Return an engine whose timers write a note into the journal."""
-    engine: Engine[list[str]] = Engine(name, state=list[str], **{"partitions": 1, **options})
+    engine: Engine[list[str]] = Engine(name, **{"state": list[str], "partitions": 1, **options})
 
     @engine.command
     def set_(notes: list[str] | None, command: Set, context: CommandContext[list[str]]) -> Wrote:
@@ -171,6 +179,7 @@ async def test_an_owner_that_dies_after_firing_leaves_nothing_to_fire(
     assert await notes_of(node) == ["set", "rang"]
 
 
+@embedded_only
 async def test_a_timer_that_was_cancelled_or_replaced_does_not_fire(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -209,6 +218,7 @@ async def test_an_aggregate_that_is_gone_takes_its_timers_along(
     assert (await node.record("a")).timers == ()  # type: ignore[union-attr]
 
 
+@embedded_only
 async def test_a_clock_that_is_put_back_neither_fires_early_nor_holds_timers_up(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -227,6 +237,7 @@ async def test_a_clock_that_is_put_back_neither_fires_early_nor_holds_timers_up(
     await until(node, lambda notes: "rang" in notes, "b")
 
 
+@embedded_only
 async def test_many_due_timers_fire_some_at_a_time_and_commands_are_handled_between_them(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -273,6 +284,7 @@ async def test_many_due_timers_fire_some_at_a_time_and_commands_are_handled_betw
     assert most[0] == 100
 
 
+@embedded_only
 async def test_a_timer_whose_command_is_rejected_or_fails_is_over(setting: EngineSetting, clock: SettableClock) -> None:
     """N40: it is not tried again, and the next one fires."""
     engine = clock_engine(setting.name())
@@ -284,6 +296,7 @@ async def test_a_timer_whose_command_is_rejected_or_fails_is_over(setting: Engin
     assert (await node.record("a")).timers == ()  # type: ignore[union-attr]
 
 
+@embedded_only
 async def test_a_timer_that_ends_its_process_is_put_off_after_three_deaths(
     setting: EngineSetting, clock: SettableClock
 ) -> None:
@@ -330,6 +343,140 @@ async def test_a_timer_that_ends_its_process_is_put_off_after_three_deaths(
     assert [each.due_ms // 60_000 for each in delays] == [4, 16, 64, 256, 1024, 1440, 1440, 1440]
     clock.advance(60)
     await asyncio.wait_for(deaths.wait(), 20)
+
+
+async def test_the_owner_after_a_death_fires_one_timer_at_a_time(setting: EngineSetting, clock: SettableClock) -> None:
+    """N37, N40: all timers before the one that ends the process have fired then, and it is the first one left."""
+    engine: Engine[int] = Engine(setting.name(), state=int, partitions=1)
+    deaths = asyncio.Event()
+
+    @engine.command
+    def set_(count: int | None, command: Set) -> list[Any]:
+        return [Schedule(command=Ring(command.note), after=command.after)]
+
+    async def never(records: Any) -> Any:
+        await asyncio.Event().wait()
+
+    @engine.command
+    async def ring(count: int | None, command: Ring) -> Wrote:
+        if command.note == "deadly":
+            node.owner.commit = never  # type: ignore[method-assign]
+            deaths.set()
+            await asyncio.Event().wait()
+        return Wrote("")
+
+    @engine.event
+    def wrote(count: int | None, event: Wrote) -> int:
+        return (count or 0) + 1
+
+    node = await setting.owner(engine, clock=clock)
+    for n, note in enumerate(["fine", "fine", "fine", "deadly", "fine"], start=1):
+        await node.send(f"a{n}", Set("t", after=n, note=note))
+    clock.advance(5)
+    await asyncio.wait_for(deaths.wait(), 20)
+    assert await setting.payloads(engine) == []
+    deaths.clear()
+    node = await setting.fails_over(node, "n2")
+    await asyncio.wait_for(deaths.wait(), 20)
+    assert len(await setting.payloads(engine)) == 3
+
+
+class Picky(JsonValues[list[str]]):
+    """States of which some can't be read at the moment."""
+
+    is_picky = False
+
+    async def prepare(self, data: bytes) -> None:
+        if self.is_picky and b"unreadable" in data:
+            raise NotReadable("a state", "unreadable", "its schema is gone")
+
+
+async def test_timers_that_can_not_fire_now_hold_up_no_others(
+    setting: EngineSetting, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N40: as many as may fire at once fail again and again; those behind them fire."""
+    monkeypatch.setattr(timer_loop, "_BACKOFF", Backoff(first_s=0.1, limit_s=0.1))
+    codec = Picky(list[str])
+    engine = clock_engine(setting.name(), state=codec)
+    node = await setting.owner(engine, clock=clock)
+    await asyncio.gather(*(node.send(f"a{n}", Ring("unreadable")) for n in range(100)))
+    await asyncio.gather(*(node.send(f"a{n}", Set("t", after=1)) for n in range(100)))
+    await node.send("b", Set("t", after=2))
+    codec.is_picky = True
+    node.partition.live.passivate(before_s=float("inf"))
+    clock.advance(2)
+    assert await until(node, lambda notes: "rang" in notes, "b") == ["set", "rang"]
+    codec.is_picky = False
+    assert await until(node, lambda notes: "rang" in notes, "a1") == ["unreadable", "set", "rang"]
+
+
+async def test_aggregates_with_many_timers_that_wait_hold_up_no_others(
+    setting: EngineSetting, clock: SettableClock
+) -> None:
+    """N40: the timers behind those of a slow aggregate do not count among those that are on their way."""
+    engine: Engine[int] = Engine(setting.name(), state=int, partitions=1)
+
+    @engine.command
+    def set_(count: int | None, command: Set) -> list[Any]:
+        many = 100 if command.note == "slow" else 1
+        return [Schedule(command=Ring(command.note), after=command.after + n / 1000, name=str(n)) for n in range(many)]
+
+    @engine.command
+    async def ring(count: int | None, command: Ring) -> Wrote:
+        if command.note == "slow":
+            await asyncio.Event().wait()
+        return Wrote("")
+
+    @engine.event
+    def wrote(count: int | None, event: Wrote) -> int:
+        return (count or 0) + 1
+
+    node = await setting.owner(engine, clock=clock)
+    for name in "abc":
+        await node.send(name, Set("t", after=1, note="slow"))
+    await node.send("d", Set("t", after=2))
+    clock.advance(2)
+
+    async def has_rung() -> bool:
+        return bool(await setting.payloads(engine))
+
+    await eventually(has_rung, every_s=0.005, what="the timer of another aggregate")
+
+
+async def test_a_timer_that_was_set_by_a_commit_without_an_answer_fires(
+    setting: EngineSetting, clock: SettableClock
+) -> None:
+    """N40: nobody knows whether the batch is committed; it is, and the owner finds its timer in the log."""
+    engine = clock_engine(setting.name())
+    node = await setting.owner(engine, clock=clock)
+    commit = node.owner.commit
+
+    async def unsure(records: Any) -> Any:
+        node.owner.commit = commit  # type: ignore[method-assign]
+        await commit(records)
+        raise TransactionFailed("id", "no answer", outcome_known=False)
+
+    node.owner.commit = unsure  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await node.send("a", Set("t", after=1))
+    clock.advance(1)
+    assert await until(node, lambda notes: "rang" in notes) == ["set", "rang"]
+
+
+async def test_a_timer_for_another_aggregate_is_over_if_the_engine_has_no_command_topic_any_more(
+    setting: EngineSetting, clock: SettableClock
+) -> None:
+    """N40: it fails as any other would, and those after it fire."""
+    name = setting.name()
+    node = await setting.owner(clock_engine(name, command_topic=f"{name}-commands"), clock=clock)
+    await node.send("a", Set("t", after=1, to="b"))
+    await node.send("a", Set("u", after=2))
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(clock_engine(name), "n2", clock=clock)
+    clock.advance(2)
+    assert await until(node, lambda notes: "rang" in notes) == ["set", "set", "rang"]
+    assert (await node.record("a")).timers == ()  # type: ignore[union-attr]
 
 
 async def test_a_timer_for_another_aggregate_reaches_its_partition() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.conftest import EngineNode, EngineSetting
 from tests.engine.models import Deposit, Deposited, Query, Withdraw, bank_engine, counter_engine
+from tests.engine.node_process import EnginePlace
 
 from headrace.app import connect
-from headrace.config import EmbeddedLogSettings, HeadraceSettings, LogSettings
 from headrace.engine import CommandRequest, Engine, Rejected
 from headrace.errors import BadToken, TokenAhead, TokenOfOtherTopic
 from headrace.model import ConsistencyToken, combine_tokens
@@ -72,14 +71,13 @@ async def test_an_engine_without_a_journal_names_its_state_topic(setting: Engine
     assert named == written
 
 
-async def test_one_token_is_for_every_read(tmp_path: Path) -> None:
+async def test_one_token_is_for_every_read(place: EnginePlace) -> None:
     """The reply to a command carries it; state, journal, queries by tag and projections show the command with it."""
-    engine = bank_engine()
-    engine.tags(lambda event: ["deposits"] if isinstance(event, Deposited) else [])
+    engine, tag = bank_engine(place.name), f"deposits-{place.name}"
+    engine.tags(lambda event: [tag] if isinstance(event, Deposited) else [])
     seen: list[int] = []
-    projection = Projection("seen", "deposits", lambda event: seen.append(event.seq_nr))
-    settings = HeadraceSettings(log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
-    async with connect(f"embedded:{tmp_path}", settings=settings) as hr, hr.node(engine):
+    projection = Projection(f"seen-{place.name}", tag, lambda event: seen.append(event.seq_nr))
+    async with connect(settings=place.settings("n1")) as hr, hr.node(engine):
         account = hr.engine(engine).aggregate("a")
         done = await account.send(Deposit(7))
         rejected = await account.send(Withdraw(100))
@@ -87,8 +85,8 @@ async def test_one_token_is_for_every_read(tmp_path: Path) -> None:
         read = await account.read(at_least=rejected.token)
         token = combine_tokens(done.token, rejected.token, read.token)
         assert (await account.state(at_least=token)) == read.state
-        assert [each.seq_nr async for each in hr.journal("bank", read_only=True).read("a", at_least=token)] == [1]
-        assert [each.id async for each in hr.events_by_tag("deposits", at_least=token)] == ["a"]
+        assert [each.seq_nr async for each in hr.journal(engine.name, read_only=True).read("a", at_least=token)] == [1]
+        assert [each.id async for each in hr.events_by_tag(tag, at_least=token)] == ["a"]
         async with hr.project(projection) as running:
             await running.wait_for(token)
             assert seen == [1]

@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import websockets
 from tests.gateway.conftest import Serve
 from tests.gateway.test_server import Stream, all_closed, is_alive, open_connections, refused
+from websockets.frames import Frame, Opcode
 
 from headrace.gateway import RunningGateway
+from headrace.gateway.guards import frame_head
+from headrace.gateway.pushes import PUSHES
 from headrace.testing.conformance.log_setting import eventually
 
 TEXT, CONTINUATION, CLOSE, PING, PONG = 1, 0, 8, 9, 10
@@ -145,3 +149,37 @@ async def test_a_client_that_takes_nothing_is_cut(serve: Serve) -> None:
         await eventually(all_closed)
         assert not writer.is_closing()
     assert refused("slow_client") == before + 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536])
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_whole_message_has_the_frame_that_any_server_gives_it(size: int, is_text: bool) -> None:
+    """The head of a frame is the standard's, at every length where its form changes."""
+    data = b"x" * size
+    frame = Frame(Opcode.TEXT if is_text else Opcode.BINARY, data)
+    assert frame_head(data, is_text=is_text) + data == frame.serialize(mask=False)
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+async def test_what_is_pushed_arrives_whole_compressed_or_not(serve: Serve, compression: Any) -> None:
+    """Frames that are written at once, and those that are sent, come to the client in order with their bytes."""
+    ended = asyncio.Event()
+    frames: list[str | bytes] = ["é" * 70, b"y" * 70_000, "", b"\x00" * 200]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        pushes = scope["extensions"][PUSHES]
+        for frame in frames:
+            await send({"type": "websocket.send", ("text" if isinstance(frame, str) else "bytes"): frame})
+            assert pushes["is_ready"]()
+            pushes["write"](frame)
+        await receive()
+        if not pushes["is_ready"]():
+            ended.set()
+
+    async with serve(beside=app) as running, asyncio.timeout(20):
+        url = running.url.replace("http", "ws")
+        async with websockets.connect(f"{url}/mine", compression=compression) as client:
+            assert [await client.recv() for _ in range(8)] == [each for each in frames for _ in range(2)]
+        await ended.wait()

@@ -147,6 +147,64 @@ async def test_values_are_read_and_written_by_key(market: Market) -> None:
         assert (await market.client.get(path)).status_code == 404
 
 
+async def test_a_value_of_this_process_is_read_without_a_turn_of_the_loop(market: Market) -> None:
+    """A plain GET of a key that this node owns waits for nothing, and is answered as one that goes all the way."""
+    path = f"{STATE}/at-once"
+    await market.client.put(path, json={"owner": "ann", "balance": 5})
+    waited = await market.client.get(path, headers={"Request-Timeout": "9"})
+    steps, status, headers, body = at_once(market.app, path)
+    kept = ("etag", "cache-control", "vary", "headrace-token", "content-type", "content-length", "referrer-policy")
+    assert (steps, status, body) == (0, 200, waited.content)
+    assert {name: headers[name] for name in kept} == {name: waited.headers[name] for name in kept}
+    assert at_once(market.app, path, ("if-none-match", waited.headers["etag"]))[:2] == (0, 304)
+    for more in (("accept", "avro/binary"), ("headrace-token", headers["headrace-token"]), ("request-timeout", "1")):
+        assert at_once(market.app, path, more)[0] == 1, more
+    assert at_once(market.app, f"{STATE}/never")[0] == 1
+    assert at_once(market.app, path, ("authorization", "Bearer x"))[:2] == (0, 401)
+    assert at_once(market.app, path, ("host", "evil.example"))[:2] == (0, 403)
+
+
+def at_once(app: GatewayApp, path: str, *more: tuple[str, str]) -> tuple[int, int, dict[str, str], bytes]:
+    """Run a GET to its first wait: returns 1 if there is one, else 0 with the status, the headers and the body."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("there is no body")
+
+    headers = [(name.encode(), value.encode()) for name, value in {"host": "localhost", **dict(more)}.items()]
+    scope = {"type": "http", "method": "GET", "scheme": "http", "path": path, "query_string": b"", "headers": headers}
+    running = app(scope, receive, send)
+    try:
+        running.send(None)
+    except StopIteration:
+        answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return 0, sent[0]["status"], answered, sent[1]["body"]
+    running.close()
+    return 1, 0, {}, b""
+
+
+async def test_what_is_read_often_is_encoded_once(market: Market) -> None:
+    """The JSON of stored bytes is kept for the next read of the same bytes; a changed value is another one."""
+    _, form = market.app._sockets._routes.form("accounts", "balances")
+    decoded = 0
+
+    def decode(data: bytes) -> Account:
+        nonlocal decoded
+        decoded += 1
+        return Account(data.decode())
+
+    assert form.json_stored(b"bob", decode) == form.json_stored(b"bob", decode)
+    assert (decoded, b'"eve"' in form.json_stored(b"eve", decode)) == (1, True)
+    for number in range(2_000):
+        form.json_stored(b"%d" % number, decode)
+    assert len(form._stored_json) == 1_024
+    form.json_stored(b"x" * 5_000, decode)
+    assert b"x" * 5_000 not in form._stored_json
+
+
 async def test_a_version_guards_a_write(market: Market) -> None:
     """G1: ETag is a value's version; a write whose If-Match or If-None-Match does not fit is 412."""
     path, value = f"{STATE}/versions", {"owner": "ann", "balance": 1}

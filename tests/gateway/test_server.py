@@ -175,7 +175,8 @@ async def test_a_body_that_comes_too_slowly_meets_the_deadline(serve: Serve) -> 
 
 async def test_bodies_that_come_slowly_take_nobodys_place(serve: Serve) -> None:
     """G11: a request is in flight when its body has come; those who dawdle do not keep others out."""
-    async with contextlib.AsyncExitStack() as slow, serve(max_requests_in_flight=1) as gateway:
+    # The slow ones leave first: the gateway would wait for them when it ends.
+    async with serve(max_requests_in_flight=1) as gateway, contextlib.AsyncExitStack() as slow:
         for path in ("/journals/accounts/a", "/journals/accounts/b"):
             _, writer = await slow.enter_async_context(connected(gateway))
             writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from tests.gateway.market import Account, Accounts
 from headrace.app import Headrace
 from headrace.app.gateways import ConnectionParts
 from headrace.gateway import GatewayApp, ServedKeyspace
+from headrace.gateway.pushes import PUSHES
 from headrace.keyspace import KeyspaceClient
 from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually
@@ -66,6 +68,7 @@ class ScriptedSocket:
         self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
 
     async def _send(self, message: Any) -> None:
+        await asyncio.sleep(0)  # a server may let others run
         await self.gate.wait()
         if self.left:
             raise ConnectionResetError
@@ -128,20 +131,147 @@ async def test_no_push_comes_behind_the_news_that_its_subscription_has_ended(
     hr: Headrace, script: ScriptedChanges
 ) -> None:
     """G6: a number can be used again at once: what was on its way for the old key comes before, or never."""
+    socket = ScriptedSocket(app_with(hr, script), "/socket", "headrace.v1")
+    socket.say(SUBSCRIBE)
+    script.put("a", 1)
+    await socket.got(1)
+    socket.gate.clear()
+    script.put("a", 2)
+    script.put("a", 3)  # both are being written when the client leaves the key
+    for _ in range(20):
+        await asyncio.sleep(0)
+    socket.say({"op": "unsubscribe", "id": 1})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    socket.gate.set()
+    assert [each["op"] for each in await socket.got(4)] == ["value", "value", "value", "unsubscribed"]
+    socket.leave()
+    await socket.task
+
+
+async def test_a_subscription_that_ends_before_its_schema_is_known_pushes_nothing(
+    hr: Headrace, script: ScriptedChanges
+) -> None:
+    """G6: the schema of a key's values is fetched before its changes are followed; who leaves meanwhile gets none."""
     registry = HeldRegistry(hr.registry)
     socket = ScriptedSocket(app_with(hr, script, registry), "/socket", "headrace.v1")
     socket.say({**SUBSCRIBE, "format": "avro"})
     script.put("a", 1)
-    await registry.asked.wait()  # the push is being written, which needs a schema
+    await registry.asked.wait()
     socket.say({"op": "unsubscribe", "id": 1})
-    for _ in range(50):
-        await asyncio.sleep(0)
-    registry.gate.set()
     await socket.got(1)
+    registry.gate.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [each["op"] for each in socket.frames] == ["unsubscribed"]
+    assert not any(each.get("bytes") for each in socket.sent)
     socket.leave()
     await socket.task
-    kinds = ["text" if each.get("text") else "bytes" for each in socket.sent if each["type"] == "websocket.send"]
-    assert kinds == ["bytes", "text"]
+
+
+class ReadySocket(ScriptedSocket):
+    """The client of a WebSocket whose server writes frames at once while the client takes them."""
+
+    def __init__(self, app: GatewayApp, path: str, *protocols: str) -> None:
+        self.is_ready = True
+        self.written: list[str | bytes] = []
+        pushes = {"is_ready": lambda: self.is_ready, "write": self.written.append}
+        super().__init__(app, path, *protocols, extensions={PUSHES: pushes})
+
+    async def wrote(self, count: int) -> list[Any]:
+        async def enough() -> bool:
+            return len(self.written) >= count
+
+        await eventually(enough, every_s=0)
+        return [json.loads(each) for each in self.written]
+
+
+async def test_a_change_is_written_to_all_sockets_that_take_it_in_one_turn(
+    hr: Headrace, script: ScriptedChanges
+) -> None:
+    """A change reaches every client that is ready without a task of its own; it is encoded once for all of them."""
+    app = app_with(hr, script)
+    sockets = [ReadySocket(app, KEY_PATH, "headrace.json") for _ in range(3)]
+    feed = await _shared(app, script, len(sockets))
+    at = [len(socket.written) for socket in sockets]
+    _, form = app._sockets._routes.form("accounts", "balances")
+    encode, encoded = form.to_json, 0
+
+    def counted(value: Any) -> Any:
+        nonlocal encoded
+        encoded += 1
+        return encode(value)
+
+    form.to_json = counted  # type: ignore[method-assign]
+    feed._take(StateChange("a", Account("ann", 99_999), 99_999, "t:99999"))
+    assert [len(socket.written) - before for socket, before in zip(sockets, at, strict=True)] == [1, 1, 1]
+    assert {json.loads(socket.written[-1])["data"]["balance"] for socket in sockets} == {99_999}
+    assert encoded == 1
+    await _left(*sockets)
+
+
+async def test_what_a_client_does_not_take_waits_and_keeps_its_order(hr: Headrace, script: ScriptedChanges) -> None:
+    """A change for a client that is not ready waits in its queue, and so do those behind it until that is empty."""
+    socket = ReadySocket(app_with(hr, script), "/socket", "headrace.v1")
+    socket.say(SUBSCRIBE)
+    script.put("a", 1)
+    await socket.wrote(1)
+    socket.gate.clear()
+    socket.is_ready = False
+    script.put("a", 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    socket.is_ready = True
+    script.put("a", 3)  # the one before is being sent
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(socket.written) == 1
+    socket.gate.set()
+    assert [each["value"]["data"]["balance"] for each in await socket.got(2)] == [2, 3]
+    script.put("a", 4)
+    assert (await socket.wrote(2))[1]["value"]["data"]["balance"] == 4
+    await _left(socket)
+
+
+async def test_a_value_that_has_no_frame_ends_no_socket_but_its_own(hr: Headrace, script: ScriptedChanges) -> None:
+    """A value that JSON can't carry ends the sockets that would get it, and not the feed that others share."""
+    app = app_with(hr, script)
+    socket, other = ReadySocket(app, KEY_PATH, "headrace.json"), ReadySocket(app, "/socket", "headrace.v1")
+    other.say({**SUBSCRIBE, "format": "avro"})
+    feed = await _shared(app, script, 2)
+    _, form = app._sockets._routes.form("accounts", "balances")
+    form.json_pushed = _fails  # type: ignore[method-assign]
+    before = len(other.written)
+    feed._take(StateChange("a", Account("ann", 99_999), 99_999, "t:99999"))
+    assert len(other.written) == before + 1
+    await socket.task
+    assert socket.codes == [4500]
+    before = len(other.written)
+    feed._take(StateChange("a", Account("ann", 100_000), 100_000, "t:100000"))
+    assert len(other.written) == before + 1
+    await _left(other)
+
+
+async def _shared(app: GatewayApp, script: ScriptedChanges, sockets: int) -> Any:
+    """Return the feed of the key, when all sockets are on it."""
+    feeds, balances = app._sockets._feeds._feeds, itertools.count(1)
+
+    async def all_joined() -> bool:
+        script.put("a", next(balances))
+        return any(len(feed._subscribers) == sockets for feed in feeds.values())
+
+    await eventually(all_joined, every_s=0)
+    return next(iter(feeds.values()))
+
+
+def _fails(value: Any) -> bytes:
+    raise TypeError(f"{value!r} has no JSON")
+
+
+async def _left(*sockets: ScriptedSocket) -> None:
+    for socket in sockets:
+        socket.leave()
+        await socket.task
 
 
 @pytest.mark.parametrize("end", [RuntimeError("db-7.internal"), None], ids=["a failure", "the end"])

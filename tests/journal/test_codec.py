@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadArgument, JournalHeld
-from headrace.journal.append import AppendOptions, record_of
+from headrace.journal.append import AppendOptions, json_event_record, new_append, record_of
 from headrace.model import MAX_SEQ_NR, Event, Headers, Record, TopicPartition
 from headrace.protocol.actions import Action, Append, Delete, Mark, Poison, Purge, duration_of, duration_text
 from headrace.protocol.events import events_of_record
@@ -598,6 +598,16 @@ def test_the_short_way_to_a_binary_value_writes_the_same(given_events: list[tupl
     assert (form, encode_binary_events(events)) == ("binary", value)
     assert decode_value("binary", value) == AppendValue(encode_events(events))
     assert one_binary_event(value) == ((events[0].seq_nr, events[0].payload) if len(events) == 1 else None)
+
+
+@given(st.integers(1, MAX_SEQ_NR - 1), st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.text(max_size=5))))
+def test_the_short_way_to_a_json_event_writes_the_same(seq_nr: int, payload: dict[str, str | None]) -> None:
+    """One untagged event whose payload is JSON already: the same record as the general way makes of it."""
+    at, data = TopicPartition("t", 3), msgspec.json.encode(payload)
+    new = new_append([Event(seq_nr, msgspec.Raw(data))], AppendOptions(origin="bank"))
+    short = json_event_record(at, "a", seq_nr, data, origin="bank", expected=seq_nr - 1)
+    assert short == new.record(at, "a", expected=seq_nr - 1)
+    assert new.value == new_append([Event(seq_nr, payload)], AppendOptions()).value
 
 
 @pytest.mark.parametrize("event", [Event(1, b"x", ("tag",)), Event(1, "text"), Event(1), Event(1, bytearray(b"x"))])

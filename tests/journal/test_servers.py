@@ -12,6 +12,7 @@ from tests.suites.journal_matrix import Case, JournalMatrix, all_cases, pairwise
 from headrace.log import Log, open_log
 from headrace.services import RunningService
 from headrace.store import Store, open_store
+from headrace.testing.plugin import Size
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
@@ -59,6 +60,6 @@ class TestServedMatrix(Servers, JournalMatrix):
     """A pairwise sample of the matrix."""
 
     @pytest.fixture
-    def cases(self) -> Sequence[Case]:
-        """Return the cases to run."""
-        return pairwise(all_cases(), most=100)
+    def cases(self, size: Size) -> Sequence[Case]:
+        """Return the cases to run: 70 have every pair of values, except the pairs of a split and a replica."""
+        return pairwise(all_cases(), most=size(70, 200))

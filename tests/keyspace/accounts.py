@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
-from headrace.errors import StateReadOnly
+from headrace.errors import ContextEnded, HeadraceError, StateReadOnly
 from headrace.keyspace import Context, Keyspace, State, handles, state
 
 GATES: dict[str, asyncio.Event] = {}
 """By key: a handler that was told to wait does so until the test opens the gate."""
 RUNS: Counter[str] = Counter()
 """By key: how often a handler began."""
-LATE: dict[str, StateReadOnly] = {}
+LATE: dict[str, list[HeadraceError]] = {}
 """By key: what a task was told that wrote after its handler had returned."""
 LATE_TASKS: list[asyncio.Task[None]] = []
 
@@ -178,15 +178,20 @@ class Accounts(Keyspace, partitions=2, replicas=2, store="memory"):
                 raise KeyError("no such thing")
 
     @handles
-    async def leave_behind(self, message: LeaveBehind) -> None:
-        """Return before a task that writes."""
+    async def leave_behind(self, message: LeaveBehind, context: Context) -> None:
+        """Return before a task that writes, emits and tells."""
 
         async def write() -> None:
             await GATES[message.id].wait()
             try:
                 await self.balances.put(message.id, 1)
             except StateReadOnly as error:
-                LATE[message.id] = error
+                LATE[message.id] = [error]
+            for late in (lambda: context.emit("late", b"x"), lambda: context.tell(Accounts, Deposit(message.id, 1))):
+                try:
+                    late()
+                except ContextEnded as error:
+                    LATE[message.id].append(error)
 
         LATE_TASKS.append(asyncio.create_task(write()))
 

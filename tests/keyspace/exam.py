@@ -187,13 +187,16 @@ class KeyspaceExam:
         assert await read_all(served.headrace.log, output) == []
 
     async def test_what_a_handler_left_running_writes_nothing(self, accounts: KeyspaceClient) -> None:
-        """A write that comes after the handler has returned would be in no transaction, and is refused."""
+        """A write, record or message that comes after the handler has returned is in no transaction, and is refused."""
         key = new_key()
         GATES[key] = asyncio.Event()
         await accounts.ask(LeaveBehind(key))
         GATES[key].set()
         await LATE_TASKS.pop()
-        assert "has returned" in str(LATE.pop(key))
+        written, emitted, told = map(str, LATE.pop(key))
+        assert "has returned" in written
+        assert "context.emit comes after the handler" in emitted
+        assert "context.tell comes after the handler" in told
         assert await accounts.get("balances", key) is None
 
     async def test_a_handler_runs_again_if_what_it_read_has_changed(self, accounts: KeyspaceClient) -> None:

@@ -81,6 +81,9 @@ async def _read(served: Served, key: str) -> None:
             _say(f"failed {type(error).__name__}")
         else:
             _say(f"read {key} {value or 0} {began_ms} {now_ms()}")
+        began_ms, own = now_ms(), served.client.read_at_once("totals", key)
+        if own is not None:
+            _say(f"read {key} {served.client.decode_at_once('totals', own.data)} {began_ms} {now_ms()}")
         await asyncio.sleep(_PAUSE_S)
 
 

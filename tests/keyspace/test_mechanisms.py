@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,73 @@ async def test_a_reply_waits_as_long_as_the_tenure_that_committed_it(served: Ser
     assert await served.client.ask(Deposit(key, 1)) == 1
     assert gates == [writer.last]
     assert isinstance(gates[0].batch, BatchName)
+
+
+async def test_an_owner_reads_its_own_values_at_once(served: Served) -> None:
+    """A value that this process owns is read without a turn of the loop: the same version and token as any read has."""
+    key, client = new_key(0), served.client
+    await client.put("balances", key, 7)
+    read, found = await client.read("balances", key), client.read_at_once("balances", key)
+    assert found is not None
+    assert (client.decode_at_once("balances", found.data), found.version, found.token) == (7, read.version, read.token)
+    assert client.read_at_once("balances", new_key(0)) is None
+    await client.put("balances", key, 8)
+    again = client.read_at_once("balances", key)
+    assert again is not None
+    assert client.decode_at_once("balances", again.data) == 8
+
+
+async def test_nobody_but_the_owner_reads_at_once(served: Served) -> None:
+    """Without a valid lease, or with a commit that is not settled, a read has to wait, and says nothing at once."""
+    key, client, host = new_key(0), served.client, partition_of(served, 0)
+    await client.put("balances", key, 7)
+    owner = host._owner
+    assert owner is not None
+    with _replaced(owner, "may_serve", lambda: False):
+        assert client.read_at_once("balances", key) is None
+    with _replaced(host, "_is_owned", False):
+        assert client.read_at_once("balances", key) is None
+    with _replaced(host._states._queue, "_unsettled", TransactionFailed("id", "no answer", outcome_known=False)):
+        assert client.read_at_once("balances", key) is None
+    layouts = served.node._keyspaces._layouts
+    with _replaced(layouts, "_layouts", {"accounts": layouts._layouts["accounts"].in_phase("paused")}):
+        assert client.read_at_once("balances", key) is None
+    assert client.read_at_once("balances", key) is not None
+
+
+async def test_the_lease_is_looked_at_behind_the_read(served: Served) -> None:
+    """An owner that was stopped between its look and its read would show what another one has replaced meanwhile."""
+    key, host = new_key(0), partition_of(served, 0)
+    await served.client.put("balances", key, 7)
+    owner, replica, steps = host._owner, host.states.replica("balances"), list[str]()
+    assert owner is not None
+    may_serve, entry = owner.may_serve, replica.entry
+    with (
+        _replaced(owner, "may_serve", lambda: steps.append("lease") or may_serve()),
+        _replaced(replica, "entry", lambda key: steps.append("read") or entry(key)),
+    ):
+        assert served.client.read_at_once("balances", key) is not None
+    assert steps == ["read", "lease"]
+
+
+async def test_a_value_that_is_due_is_not_read_at_once(served: Served) -> None:
+    """Rule 10: nobody says that a key is gone, nor shows its value, before its tombstone is committed."""
+    key, replica = new_key(0), partition_of(served, 0).states.replica("balances")
+    await served.client.put("balances", key, 7, ttl=3600)
+    assert served.client.read_at_once("balances", key) is not None
+    with _replaced(replica, "_timestamp_ms", replica.now_ms + 3_601_000):
+        assert served.client.read_at_once("balances", key) is None
+
+
+@contextlib.contextmanager
+def _replaced(what: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute while the block runs, in which nothing else does."""
+    before = getattr(what, name)
+    setattr(what, name, value)
+    try:
+        yield
+    finally:
+        setattr(what, name, before)
 
 
 async def test_asks_of_handlers_wait_until_this_node_may_tell(served: Served) -> None:

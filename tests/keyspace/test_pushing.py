@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -16,10 +16,11 @@ import pytest_asyncio
 from tests.keyspace.setting import Place, Served, serving
 
 from headrace.errors import OperationFailed, PushRefused
-from headrace.keyspace import PushedChange, PushHook, PushRunner
+from headrace.keyspace import KeyspaceClient, PushedChange, PushHook, PushRunner
 from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.push_storage import PushStorage
 from headrace.runtime import Backoff
+from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # all tests here share the node's loop
@@ -227,6 +228,32 @@ async def test_a_hook_whose_own_task_was_cancelled_has_failed(served: Served) ->
         await served.client.ask(Notify("cancelled", "2"))
         await hook.until(2)
     assert hook.texts("cancelled") == ["1", "2"]
+
+
+class ResizedState:
+    """A state whose keyspace is resized right after its last key was deleted."""
+
+    async def collection(self, state: str, *, after: Any) -> AsyncIterator[CollectionEvent]:
+        deleted = StateChange("a", None, 7, "old:7")
+        yield CollectionEvent("begin", partitions=(0,))
+        yield CollectionEvent("change", 0, change=deleted, token="old:7")
+        yield CollectionEvent("begin", partitions=(0,))
+        yield CollectionEvent("ready", 0, token="new:1")
+        await asyncio.Event().wait()
+
+
+async def test_what_waits_is_pushed_before_a_resized_state_is(served: Served) -> None:
+    """A deletion is in no later value: who is slow hears of it, too."""
+    hook = ScriptedHook(lambda change, attempt: OperationFailed("a push", "no answer") if attempt < 3 else None)
+    client = cast("KeyspaceClient", ResizedState())
+    runner = PushRunner(served.headrace.log, client, "inboxes", hook, name="resized", backoff=AT_ONCE)
+    await runner._storage.load()
+    await runner.save(0, "old:6")
+    task = asyncio.create_task(runner.run())
+    await hook.until(1)
+    assert [(each.key, each.value) for each in hook.got] == [("a", None)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_run_ends_with_what_a_lane_fails_with(served: Served) -> None:

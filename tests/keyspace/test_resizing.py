@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.keyspace.setting import Place, serving
 from typer.testing import CliRunner
 
 import headrace
@@ -30,17 +31,23 @@ class More:
     id: str
 
 
-class Sums(Keyspace, name="sums", partitions=2, replicas=2, store="memory"):
-    """Counters."""
+def sums_of(keyspace: str) -> type[Keyspace]:
+    """Declare counters; on a broker each test has a keyspace, and so topics, of its own."""
 
-    counts: State[str, int] = state()
+    class Sums(Keyspace, name=keyspace, partitions=2, replicas=2, store="memory"):
+        counts: State[str, int] = state()
 
-    @handles
-    async def more(self, message: More) -> int:
-        """Add one, and return the sum."""
-        count = (await self.counts.get(message.id) or 0) + 1
-        await self.counts.put(message.id, count)
-        return count
+        @handles
+        async def more(self, message: More) -> int:
+            """Add one, and return the sum."""
+            count = (await self.counts.get(message.id) or 0) + 1
+            await self.counts.put(message.id, count)
+            return count
+
+    return Sums
+
+
+Sums = sums_of("sums")
 
 
 def settings_of(name: str) -> HeadraceSettings:
@@ -54,14 +61,21 @@ async def node_of(address: str, name: str) -> AsyncIterator[tuple[Headrace, Runn
         yield hr, node
 
 
-async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(tmp_path: Path) -> None:
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.servers)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Return a cluster of the test's own, in a folder and on the run's broker."""
+    is_kafka = request.param == "kafka"
+    address = f"kafka://{request.getfixturevalue('kafka').address}" if is_kafka else f"embedded:{tmp_path / 'log'}"
+    return Place(address, str(tmp_path / "state"), f"c-{uuid.uuid4().hex[:8]}")
+
+
+async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(place: Place) -> None:
     """C17: to more and to fewer partitions, while callers add and read: no call fails, every sum is right.
 
     A standby may answer a read with the token of a write, also one from before the resize, and shows the write.
     """
-    address = f"embedded:{tmp_path}"
-    async with node_of(address, "a"), node_of(address, "b") as (hr, node):
-        sums = hr.keyspace(Sums)
+    kind = sums_of(f"sums-{place.name}")
+    async with serving(place, "a", kind), serving(place, "b", kind) as (hr, node, sums):
         done: dict[str, int] = {}
         is_over = asyncio.Event()
 
@@ -79,9 +93,9 @@ async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(tmp_path: 
         adding = [asyncio.create_task(add(f"k{n}", n % 2 == 0)) for n in range(6)]
         for partitions in (5, 3):
             await asyncio.sleep(0.2)
-            report = await resize_keyspace(hr.log, hr.settings, Sums, partitions)
+            report = await resize_keyspace(hr.log, hr.settings, kind, partitions)
             assert report.partitions == partitions
-            await node.online("sums")
+            await node.online(f"sums-{place.name}")
         await asyncio.sleep(0.3)
         is_over.set()
         await asyncio.gather(*adding)
@@ -89,31 +103,31 @@ async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(tmp_path: 
         assert await sums.count("counts") == len(done)
 
 
-async def test_a_frozen_owner_of_an_old_partition_acknowledges_nothing(tmp_path: Path) -> None:
+async def test_a_frozen_owner_of_an_old_partition_acknowledges_nothing(place: Place) -> None:
     """C17: an owner whose lease is over, and that has not heard of the resize, is refused by the log."""
-    address = f"embedded:{tmp_path}"
-    async with node_of(address, "frozen") as (hr, node):
-        sums = hr.keyspace(Sums)
+    name = f"sums-{place.name}"
+    kind = sums_of(name)
+    async with serving(place, "frozen", kind) as (_, node, sums):
         await sums.ask(More("k"))
         hosting = node._hosting
-        held = [hosting.host("sums", n) for n in range(2)]
+        held = [hosting.host(name, n) for n in range(2)]
         hosting._tasks[0].cancel()  # renews no more
         following = [task for task in asyncio.all_tasks() if task.get_name() == "headrace-worker-keyspaces"]
         assert following
         for task in following:
             task.cancel()  # hears nothing any more
-        async with headrace.connect(address, settings=settings_of("tool")) as tool:
-            await resize_keyspace(tool.log, tool.settings, Sums, 3)
-        payload = hr.keyspace(Sums)._codecs.message_bytes(More("k"))
+        async with headrace.connect(settings=place.settings("tool")) as tool:
+            await resize_keyspace(tool.log, tool.settings, kind, 3)
+        payload = sums._codecs.message_bytes(More("k"))
         call = encode(Call("More", payload, b"k", uuid.uuid4().hex))
         partition = headrace.model.partition_of(b"k", 2)
         host = held[partition]
         assert host is not None
         with pytest.raises(HeadraceError):
-            await host.handle(PartitionRequest("sums", partition, call), asyncio.get_running_loop().time() + 2)
-    async with node_of(address, "new") as (hr, _):
-        assert await hr.keyspace(Sums).get("counts", "k") == 1
-        assert await hr.keyspace(Sums).ask(More("k")) == 2
+            await host.handle(PartitionRequest(name, partition, call), asyncio.get_running_loop().time() + 2)
+    async with serving(place, "new", kind) as (_, _, sums):
+        assert await sums.get("counts", "k") == 1
+        assert await sums.ask(More("k")) == 2
 
 
 async def test_a_resize_that_was_cut_off_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

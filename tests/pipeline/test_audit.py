@@ -76,7 +76,7 @@ def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(
         spark, Endpoints.of(f"embedded:{tmp_path}"), crash_file
     )  # its own: queries by tag stop at such an offset
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 2), partitions=1)
-    tier.replicate(topic)
+    tier.apply(topic)
     at = TopicPartition(topic, 0)
 
     async def move(_: Log, store: Store) -> None:
@@ -95,7 +95,7 @@ def test_what_was_done_by_hand_is_named_and_repaired(tier: Tier, topic: str, ope
     """K15: rows removed, changed or added, heads changed or added, are named by id and seq_nr, and repaired."""
     tier.with_journal(topic, lambda journal: append_all(journal, 6, 5))
     tier.with_journal(topic, lambda journal: journal.delete("k5", to=2))
-    tier.replicate(topic)
+    tier.apply(topic)
     before = tier.dump(topic)
     rows = before[1]
     far = msgspec.structs.replace(rows["k1"][4], seq_nr=10_001, segment=1, timestamp_ms=5)
@@ -117,7 +117,7 @@ def test_what_was_done_by_hand_is_named_and_repaired(tier: Tier, topic: str, ope
     assert {id_: meta for id_, meta in after[0].items() if id_ != "nobody"} == before[0]
     assert {id_: found for id_, found in after[1].items() if id_ != "nobody"} == rows
     tier.with_journal(topic, lambda journal: journal.purge("k2"))
-    tier.replicate(topic)
+    tier.apply(topic)
     assert tier.dump(topic)[1]["k2"] == []
 
 
@@ -140,7 +140,7 @@ def test_what_can_not_be_repaired_is_said(tier: Tier, topic: str, operator: Oper
     if tier.is_embedded:
         pytest.skip("only Cassandra keeps the times of what people do")
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 3))
-    tier.replicate(topic)
+    tier.apply(topic)
     rows = tier.dump(topic)[1]
     operator.change(topic, "k0", rows["k0"][0])
     operator.remove(topic, "k1", rows["k1"][1])
@@ -153,7 +153,7 @@ def test_what_can_not_be_repaired_is_said(tier: Tier, topic: str, operator: Oper
 def test_rows_that_were_lost_come_back(tier: Tier, topic: str, operator: Operator) -> None:
     """K15: a store that lost all rows of a topic, its heads still there, has them back after a repair."""
     tier.with_journal(topic, lambda journal: append_all(journal, 5, 4))
-    tier.replicate(topic)
+    tier.apply(topic)
     before = tier.dump(topic)
     operator.lose_rows(topic, before[0])
     assert sum(len(rows) for rows in tier.dump(topic)[1].values()) == 0
@@ -167,7 +167,7 @@ def test_a_log_that_was_cut_is_no_reason_for_alarm(tier: Tier, topic: str, opera
     for seed in range(3):
         tier.with_journal(topic, lambda journal, seed=seed: live(journal, seed=seed + 30), partitions=2)
     tier.with_journal(topic, lambda journal: append_all(journal, 1, 1, first=900), partitions=2)
-    tier.replicate(topic)
+    tier.apply(topic)
     for partition in range(2):
         at = TopicPartition(topic, partition)
         end = tier.on(lambda log, _, at=at: log.bounds(at)).end
@@ -190,7 +190,7 @@ def test_journals_that_moved_are_followed(tier: Tier, topic: str, operator: Oper
     if not tier.is_embedded:
         pytest.skip("growing waits for a lease of writers; once is enough")
     tier.with_journal(topic, lambda journal: live(journal, keys=9, steps=40, seed=77), partitions=2)
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.on(lambda log, store: grow_topic(log, store.settings, topic, partitions=5, lease_s=0.1))
     tier.with_journal(topic, lambda journal: live(journal, keys=9, steps=40, seed=78), partitions=5)
     tier.replicate(topic)
@@ -236,7 +236,7 @@ def command(endpoints: Endpoints, *words: str) -> tuple[int, str]:
 def test_the_command_ends_with_one_until_all_is_repaired(tier: Tier, topic: str, operator: Operator) -> None:
     """K15: `audit` names what is wrong and exits 1; with `--repair` it exits 0; purge-expired and backfill answer."""
     tier.with_journal(topic, lambda journal: append_all(journal, 3, 3))
-    tier.replicate(topic)
+    tier.apply(topic)
     assert command(tier.endpoints, "audit", "--topics", topic)[0] == 0
     operator.lose_rows(topic, ["k1"])
     code, text = command(tier.endpoints, "audit", "--topics", topic)

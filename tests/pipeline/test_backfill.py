@@ -65,7 +65,7 @@ def test_what_was_right_stays_and_what_is_missing_comes_back(tier: Tier, topic: 
     """K14: a range applied again changes nothing; rows of it that were lost come back, others do not."""
     tier.with_journal(topic, lambda journal: append_all(journal, 1, 12), partitions=1)
     tier.with_journal(topic, lambda journal: journal.delete("k0", to=2), partitions=1)
-    tier.replicate(topic)
+    tier.apply(topic)
     selection, before = Selection((topic,)), tier.dump(topic)
     done = backfill(tier.spark, tier.endpoints, selection)
     assert (done.records, done.rows, done.restored, done.busy) == (13, 10, 0, 0)

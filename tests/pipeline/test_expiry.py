@@ -36,7 +36,7 @@ def test_what_is_past_its_time_is_purged_and_nothing_else(tier: Tier, topic: str
         await journal.append("cleared", [Event(2, 2)])
 
     tier.with_journal(topic, write)
-    tier.replicate(topic)
+    tier.apply(topic)
     selection = Selection((topic,))
     early = purge_expired(tier.spark, tier.endpoints, selection)
     assert (early.journals, early.purged, early.partitions) == (9, 0, 4)
@@ -46,7 +46,7 @@ def test_what_is_past_its_time_is_purged_and_nothing_else(tier: Tier, topic: str
     assert tier.with_journal(topic, lambda journal: pointers(journal, *ids)) == [*[None] * 6, 1, 1, 2]
     again = purge_expired(tier.spark, tier.endpoints, selection, now=after(days=9))
     assert again.purged == 0, "the store does not know of the first run's purges yet, but the log does"
-    tier.replicate(topic)
+    tier.apply(topic)
     last = purge_expired(tier.spark, tier.endpoints, selection, now=after(days=9))
     assert (last.journals, last.purged) == (3, 0)
     assert tier.dump(topic) == tier.expected(topic)
@@ -68,14 +68,14 @@ def test_who_renews_meanwhile_wins(tier: Tier, topic: str) -> None:
         await journal.append("again", [Event(1, "new")], expire_after="30 days")
 
     tier.with_journal(topic, write)
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.with_journal(topic, renew)
     assert purge_expired(tier.spark, tier.endpoints, selection, now=after(days=2)).purged == 1
     tier.with_journal(topic, begin_again)
     assert purge_expired(tier.spark, tier.endpoints, selection, now=after(days=2)).purged == 0
     assert tier.numbers(topic, "renewed") == [1, 2]
     assert tier.numbers(topic, "again") == [1]
-    tier.replicate(topic)
+    tier.apply(topic)
     assert tier.numbers(topic, "renewed") == [1, 2]
     assert tier.numbers(topic, "again") == [1]
     assert tier.dump(topic) == tier.expected(topic)

@@ -70,7 +70,7 @@ async def _more_batches(seen: Seen) -> None:
 def test_partitions_added_behind_our_back_stop_replication(tier: Tier, topic: str) -> None:
     """E12: the error says what to run."""
     tier.with_journal(topic, lambda journal: append_all(journal, 4, 1))
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.on(lambda log, _: log.admin.add_partitions(topic, total=6))
     with pytest.raises(WrongPartitionCount, match=f"run: headrace topic grow {topic} --partitions 6"):
         tier.replicate(topic)
@@ -79,7 +79,7 @@ def test_partitions_added_behind_our_back_stop_replication(tier: Tier, topic: st
 def test_a_stray_record_of_a_moved_key_is_named(tier: Tier, topic: str) -> None:
     """E12: a producer with old metadata writes a moved key to its old partition: void, and reported by name."""
     tier.with_journal(topic, lambda journal: append_all(journal, 8, 1))
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.on(lambda log, store: grow_topic(log, store.settings, topic, partitions=6, lease_s=0.1))
     moved = next(f"k{n}" for n in range(8) if partition_of(b"k%d" % n, 4) != partition_of(b"k%d" % n, 6))
     old = partition_of(moved.encode(), 4)

@@ -67,7 +67,7 @@ def test_an_audit_reads_each_record_once(tier: Tier, topic: str) -> None:
 def test_a_back_fill_of_some_records_works_on_their_journals_only(tier: Tier, topic: str) -> None:
     """FP2: the range is read for its keys, and the log once; only the journals of the range are looked at."""
     tier.with_journal(topic, write, partitions=1)
-    tier.replicate(topic)
+    tier.apply(topic)
     in_log = tier.on(lambda log, _: log.bounds(TopicPartition(topic, 0))).end
     last = in_log - 1
     operator_of(tier).lose_rows(topic, [f"k{key}" for key in range(JOURNALS)])

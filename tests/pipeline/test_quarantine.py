@@ -58,7 +58,7 @@ def test_a_malformed_header_holds_its_key_alone(tier: Tier, topic: str) -> None:
     seen = Seen()
     tier.replicate(topic, watcher=seen)
     append(tier, topic, "bad", 3)
-    tier.replicate(topic)
+    tier.apply(topic)
     assert any("'bad' is quarantined" in event for event in seen.events)
     assert tier.numbers(topic, "good") == [1, 2]
     with pytest.raises(JournalHeld, match=f"held from offset {poison}"):
@@ -73,7 +73,7 @@ def test_skip_passes_the_record_and_applies_what_was_held(tier: Tier, topic: str
     append(tier, topic, "bad", 1)
     tier.on(lambda log, _: put(log, topic, "bad", {"journal.action": "nonsense"}))
     append(tier, topic, "bad", 2, 3)
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.on(lambda log, store: pass_verdict(log, store, topic, "bad", skip=True))
     append(tier, topic, "bad", 4)
     tier.arm("replicate.before-meta")
@@ -87,7 +87,7 @@ def test_skip_passes_the_record_and_applies_what_was_held(tier: Tier, topic: str
     with pytest.raises(BadArgument, match="no journal of that id that is held"):
         tier.on(lambda log, store: pass_verdict(log, store, topic, "bad", skip=True))
     append(tier, topic, "bad", 5)
-    tier.replicate(topic)
+    tier.apply(topic)
     assert tier.numbers(topic, "bad") == [1, 2, 3, 4, 5]
 
 
@@ -96,13 +96,13 @@ def test_release_of_what_still_can_not_be_decoded_changes_nothing(tier: Tier, to
     append(tier, topic, "bad", 1)
     poison = tier.on(lambda log, _: put(log, topic, "bad", {"journal.action": "nonsense"}))
     append(tier, topic, "bad", 2)
-    tier.replicate(topic)
+    tier.apply(topic)
     tier.on(lambda log, store: pass_verdict(log, store, topic, "bad", skip=False))
-    tier.replicate(topic)
+    tier.apply(topic)
     (held,) = tier.on(lambda _, store: held_in(store, topic))
     assert (held.offset, held.records) == (poison, 2)
     tier.on(lambda log, store: pass_verdict(log, store, topic, "bad", skip=True))
-    tier.replicate(topic)
+    tier.apply(topic)
     assert tier.numbers(topic, "bad") == [1, 2]
 
 
@@ -114,5 +114,5 @@ def test_a_skip_counts_before_it_is_replicated(tier: Tier, topic: str) -> None:
     verdict = {"journal.action": '{"mark":{"id":"v"}}', "headrace.verdict": "skip", "headrace.held-from": str(poison)}
     tier.on(lambda log, _: put(log, topic, "bad", verdict))
     assert tier.numbers(topic, "bad") == [1, 2]
-    tier.replicate(topic)
+    tier.apply(topic)
     assert tier.numbers(topic, "bad") == [1, 2]

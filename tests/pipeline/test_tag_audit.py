@@ -90,7 +90,7 @@ def test_what_was_done_to_views_by_hand_is_named_and_repaired(tier: Tier, topic:
     tier.with_journal(topic, lambda journal: write(journal, tag, 1, 5))
     tier.with_journal(topic, lambda journal: journal.delete("k1", to=2))
     tier.with_journal(topic, lambda journal: journal.purge("k3"))
-    tier.replicate(topic)
+    tier.apply(topic)
     assert audited(tier, topic).found == 0
     rows = tier.on(lambda _, store: rows_of(store, tag))
     numbers = tier.on(lambda _, store: store.tags.numbers.of(topic, "k4"))
@@ -105,5 +105,5 @@ def test_what_was_done_to_views_by_hand_is_named_and_repaired(tier: Tier, topic:
     assert audited(tier, topic).found == 0
     assert tier.on(lambda _, store: rows_of(store, tag)) == rows
     tier.with_journal(topic, lambda journal: write(journal, tag, 6, 6))
-    tier.replicate(topic)
+    tier.apply(topic)
     assert numbers_of(tier, tag) == {f"k{key}": [1, 2, 3, 4, 5] for key in range(5)}

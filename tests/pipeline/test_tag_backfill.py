@@ -117,7 +117,7 @@ def test_history_gets_a_tag_while_writing_and_replication_go_on(tier: Tier, topi
         assert done.tagged >= 5 * KEYS
         assert events_of(tier, tag)
     check(events_of(tier, tag), written[0])
-    tier.replicate(topic)
+    tier.apply(topic)
     check(events_of(tier, tag), written[0])
     again = fill(tier, tag, topic)
     assert not again.is_new

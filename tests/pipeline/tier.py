@@ -17,7 +17,7 @@ from headrace.config import PipelineSettings
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.pipeline import BatchReport, Endpoints, Replication, Selection, Summary
-from headrace.pipeline.spark.process import log_of, run, store_of
+from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
 from headrace.store import EventRow, JournalMeta, Store, open_store
 from headrace.tags.registry import TagRegistry
 
@@ -102,6 +102,14 @@ class Tier:
     def replicate(self, *topics: str, **options: Any) -> Summary:
         """Run it once."""
         return self.job(*topics, **options).run(once=True)
+
+    def apply(self, topic: str) -> None:
+        """Replicate without Spark, for tests of what comes after: a query takes Spark seconds to begin."""
+
+        async def work(log: Log, store: Store) -> None:
+            await replicate(log, store, topic, views=await tag_writer_of(self.endpoints, with_log=True))
+
+        self.on(work)
 
     @contextlib.contextmanager
     def replicating(self, *topics: str, **options: Any) -> Iterator[Seen]:

@@ -15,8 +15,7 @@ from tests.suites.tags_trimming import Minutes
 from headrace.app.projections import opened_projection
 from headrace.errors import TagTrimmed
 from headrace.log import Log
-from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild, replay_letters
-from headrace.projection import run as running
+from headrace.projection import Projection, ProjectionRunner, Recovery, commits, open_target, rebuild, replay_letters
 from headrace.projection.slots import owned, slot_of
 from headrace.store import Store
 
@@ -76,7 +75,7 @@ class TestTrimmed(Embedded, TagSetting):
         self, scene: Minutes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A worker whose own journals are silent must not look as if it were behind when old events are removed."""
-        monkeypatch.setattr(running, "_STORE_PASSED_S", 0.05)
+        monkeypatch.setattr(commits, "_STORE_PASSED_S", 0.05)
         projection, other = _projection(scene, []), "a"
         target = open_target(projection, scene.store.settings)
         silent = 1 - slot_of(scene.topic, other, 4) % 2

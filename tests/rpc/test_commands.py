@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.engine.models import counter_engine
 from tests.rpc.conftest import PROTOS, Door, Serving, slow_bank
 
 from headrace.engine import Engine
+from headrace.model import ConsistencyToken, TokenPlace
 
 
 def sending(door: Door, command: str = "Deposit", data: Any = None, **fields: Any) -> Any:
@@ -60,6 +62,34 @@ async def test_the_committed_state_is_read(serving: Serving) -> None:
         found = await stub.Read(read(engine="bank", aggregate="a"))
         assert (json.loads(found.state), found.version) == ({"balance": 10}, 1)
         assert found.since > empty.since
+
+
+async def test_a_read_shows_what_the_token_of_a_reply_names(serving: Serving) -> None:
+    """Successes, rejections and reads carry one; what can't be shown is a status, without the topic's details."""
+    async with serving() as door, door.stub() as stub:
+        read = partial(door.client.engines.ReadRequest, engine="bank", aggregate="a")
+        done = await stub.Send(sending(door))
+        rejected = await stub.Send(sending(door, "Withdraw", {"amount": 50}))
+        assert rejected.WhichOneof("result") == "rejected"
+        found = await stub.Read(read(token=f"{done.token}, {rejected.token}"))
+        assert (found.version, found.token) == (1, rejected.token)
+        assert (await stub.Read(read(token=""))).version == 1
+        assert (await stub.Send(sending(door, expected_version=7))).token == ""
+        state = next(each for each in ConsistencyToken.parse(done.token).places if each.topic == "bank-state")
+        cases = (
+            (done.token[:-1], grpc.StatusCode.INVALID_ARGUMENT, "BadToken"),
+            ("," * 1000, grpc.StatusCode.INVALID_ARGUMENT, "BadToken"),
+            (text_of(state._replace(offset=10**9)), grpc.StatusCode.FAILED_PRECONDITION, "TokenAhead"),
+            (text_of(state._replace(topic_id="other")), grpc.StatusCode.FAILED_PRECONDITION, "TokenOfOtherTopic"),
+        )
+        for text, code, kind in cases:
+            error = await refused(stub.Read(read(token=text)))
+            assert (error.code(), kind_of(error)) == (code, kind)
+            assert state.topic_id not in str(error.details())
+
+
+def text_of(place: TokenPlace) -> str:
+    return str(ConsistencyToken.of([place]))
 
 
 async def test_what_the_engine_decided_is_a_reply_that_says_so(serving: Serving) -> None:

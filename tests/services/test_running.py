@@ -113,26 +113,6 @@ def test_a_restarted_service_keeps_its_address() -> None:
         assert service.pids != pids
 
 
-@pytest.mark.servers
-@pytest.mark.timeout(180)
-def test_three_brokers_replicate() -> None:
-    """A topic with three copies is made, and outlives the loss of a broker."""
-    from confluent_kafka import Producer
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    with start("kafka", nodes=3) as service:
-        assert len(service.endpoints) == len(set(service.endpoints)) == 3
-        servers = {"bootstrap.servers": service.address, "log_level": 0}
-        admin = AdminClient(servers)
-        admin.create_topics([NewTopic("t", 1, 3)])["t"].result(30)
-
-        service.nodes[2].kill()
-        producer = Producer({**servers, "acks": "all"})
-        producer.produce("t", b"still here")
-
-        assert producer.flush(60) == 0
-
-
 def test_given_properties_win(kafka_properties: dict[str, str]) -> None:
     """What the caller sets stands in the broker's configuration in place of ours."""
     assert kafka_properties["num.io.threads"] == "7"

@@ -868,3 +868,39 @@ async def test_reserved_records_are_skipped(tier: Any) -> None:
     assert copy.replicas[spec.name].last_batch == (7, 4)
     assert [record.key for record in seen] == [b"\0hr-release"]
     assert copy.replicas[spec.name].complete_offset == (await tier.log.bounds(TopicPartition(spec.topic, 0))).end
+
+
+async def test_a_unique_value_is_found_among_longer_ones(embedded: Any) -> None:
+    """Values of an index may be the beginning of others; of however many."""
+    spec = embedded.spec(value=str, unique={"path": lambda value: tuple(value.split("/"))})
+    things = (await embedded.owned(spec)).state(spec)
+    await things.put("z", "a")
+    for number in range(100):
+        await things.put(f"k{number}", f"a/{number}")
+    with pytest.raises(NotUnique, match="'z'"):
+        await things.put("other", "a")
+
+
+async def test_values_that_json_has_for_nothing_end_no_page(embedded: Any) -> None:
+    """Others may write null; what comes behind is read all the same."""
+    spec = embedded.spec(is_external=True, value=JsonValues(Any))
+    await embedded.log.admin.create(spec.topic, partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
+    nulls = [NewRecord(spec.topic, b"k%03d" % number, b"null", partition=0) for number in range(300)]
+    await embedded.log.append([*nulls, NewRecord(spec.topic, b"z", b"1", partition=0)])
+    assert await everything((await embedded.open(spec)).state(spec)) == [("z", 1)]
+
+
+async def test_a_topic_of_others_that_was_made_again_is_read_again(embedded: Any) -> None:
+    """S15: also one that ends before what was read of the one before, and whoever follows sees no error of it."""
+    spec = embedded.spec(is_external=True)
+
+    async def make(*values: bytes) -> None:
+        await embedded.log.admin.create(spec.topic, partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
+        await embedded.log.append([NewRecord(spec.topic, each, each, partition=0) for each in values])
+
+    await make(b"a", b"b", b"c")
+    copy = await embedded.open(spec)
+    await embedded.log.admin.delete(spec.topic)
+    await make(b"new")
+    await copy.catch_up()
+    assert await everything(copy.state(spec)) == [("new", "new")]

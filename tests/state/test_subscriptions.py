@@ -254,3 +254,15 @@ async def test_a_subscriber_that_leaves_costs_nothing(embedded: Any) -> None:
         await listening
     await asyncio.get_running_loop().shutdown_asyncgens()
     assert hub._by_key == {}
+
+
+async def test_a_state_that_nobody_follows_keeps_no_changes() -> None:
+    """S7: it publishes how far it is, and refuses subscribers, who would miss changes."""
+    feed = ChangeFeed(FeedSource("unfollowed", lambda _: None, lambda: 0), is_followed=False)
+    feed.advance([], 5)
+    feed.advance([RawChange(b"a", b"1", 5, 0)], 6)
+    assert feed.is_idle
+    assert feed.last_offset == 5
+    assert feed.replay(b"a", after=4) is None
+    with pytest.raises(BadArgument, match="is_followed"):
+        feed.subscribe(b"a", after=None)

@@ -48,8 +48,14 @@ async def test_the_owner_has_what_a_standby_has_shown(embedded: Setting) -> None
     assert place.offset >= (owner.replica("things").complete_offset or 0), "the test is about this"
     await owner.check_token("things", token_of(standby), timeout_s=1)
     await owner.check_fresh("things", max_staleness_s=None, at_least=place.offset)
+    shown = await standby.state(spec).read("k")
+    assert (await owner.state(spec).read("k", at_least=shown.offset)).value == shown.value
+    async with owner.unit_of_work() as unit:
+        assert await owner.state(spec, unit).get("k", at_least=shown.offset) == "v"
     with pytest.raises(StateStale):
         await owner.check_fresh("things", max_staleness_s=None, at_least=place.offset + 1)
+    with pytest.raises(StateStale):
+        await owner.state(spec).get("k", at_least=place.offset + 1)
 
 
 async def test_tokens_that_the_owner_can_never_reach_are_refused(embedded: Setting) -> None:

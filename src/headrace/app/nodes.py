@@ -127,7 +127,10 @@ class RunningNode:
         return self._engines.client(engine)
 
     async def online(self, *keyspaces: str, timeout_s: float = 60.0) -> None:
-        """Wait until every partition of these keyspaces, or of all served here, has an owner. Raises TimedOut."""
+        """Wait until every partition of these keyspaces and engines, or of all served here, has an owner.
+
+        Raises TimedOut.
+        """
         await self._hosting.online(*map(self._keyspaces.group_name, keyspaces), timeout_s=timeout_s)
 
     async def drain(self, *, timeout_s: float = 60.0) -> None:

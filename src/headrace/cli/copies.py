@@ -32,7 +32,7 @@ def copy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy journals from one log and store to another, as from a folder to Kafka and Cassandra.
+    """Copy journals from one log and store to another, for example from a folder to Kafka and Cassandra.
 
     Events keep their numbers, tags, metadata and payloads; snapshots and deletes are copied too. What the target has
     already is compared and left alone, so an interrupted copy goes on when it is run again. A target that has events

@@ -90,7 +90,7 @@ def rebuild(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the states of an engine again, from its journal. Nobody serves the engine meanwhile; its callers wait.
+    """Rebuild the states of an engine from its journal. The engine is not served meanwhile; its callers wait.
 
     Example: headrace engine rebuild examples.bank.accounts:bank --id acc-1
     """
@@ -167,7 +167,7 @@ def _print_replay(found: EngineReplay, *, as_json: bool) -> None:
 
 @app.command("pause")
 def pause(where: Where, address: Address = None, as_json: AsJson = False) -> None:
-    """Let nobody serve an engine until it is resumed; its callers wait.
+    """Stop serving an engine until it is resumed; its callers wait.
 
     Example: headrace engine pause examples.bank.accounts:bank
     """

@@ -16,7 +16,7 @@ from headrace.cli.options import Address, AsJson, StoreAddress, answer, with_hea
 from headrace.config import GatewaySettings
 from headrace.engine import Engine
 from headrace.keyspace import App, Keyspace
-from headrace.runtime import shutdown_on_signals
+from headrace.runtime import rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import GatewayApp
@@ -56,7 +56,8 @@ def run(
             changed = hr.settings.gateway.model_copy(update={"listen": listen})
             hr.settings = hr.settings.model_copy(update={"gateway": changed})
         async with shutdown_on_signals() as stopping, _gateway_of(hr, found) as gateway:
-            await _serve(gateway, hr.settings.gateway, stopping, as_json=as_json)
+            with rare_collections():
+                await _serve(gateway, hr.settings.gateway, stopping, as_json=as_json)
 
     with_headrace(address, store, use, loop_factory=_fastest_loop())
 

@@ -49,7 +49,7 @@ def pause(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let nobody serve a keyspace until it is resumed; its callers wait. For bulk loads.
+    """Stop serving a keyspace until it is resumed; its callers wait. For bulk loads.
 
     Example: headrace keyspace pause accounts
     """
@@ -88,7 +88,7 @@ def resize(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a keyspace another number of partitions. Its callers wait while it is copied; nodes go on by themselves.
+    """Give a keyspace another number of partitions. Its callers wait while it is copied; nodes continue automatically.
 
     Example: headrace keyspace resize shop.market:Offers --partitions 16
     """

@@ -100,7 +100,7 @@ def _imported(name: str, part: _Part) -> Command:
 
 app = typer.Typer(
     cls=_Root,
-    help="Headrace: event-sourced journals, tag queries and an outbox on Kafka and Cassandra, or in one folder.",
+    help="Headrace: journals, events by tag, keyspaces, commands and an outbox, on Kafka or in one folder.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

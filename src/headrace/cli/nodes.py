@@ -12,6 +12,7 @@ import typer
 from headrace.app import Headrace, RunningNode
 from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating_headrace
+from headrace.config import HeadraceSettings
 from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
@@ -61,7 +62,7 @@ def run(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a node until it is stopped. It says when every partition has an owner.
+    """Run a node until it is stopped. At the start it prints what it serves, and which partitions have no owner yet.
 
     With --http the gateway runs inside the node, on the same connection, with the console at /console.
 
@@ -73,32 +74,47 @@ def run(
         raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
 
     async def use(hr: Headrace) -> None:
-        cluster = hr.settings.cluster
-        changes = {"node_id": node_id or cluster.node_id, "listen": listen or cluster.listen}
-        door = hr.settings.grpc.model_copy(update={"listen": grpc or hr.settings.grpc.listen})
-        sections = {"cluster": cluster.model_copy(update=changes), "grpc": door}
-        hr.settings = hr.settings.model_copy(update=sections)
+        hr.settings = _with_options(hr.settings, node_id=node_id, listen=listen, grpc=grpc)
         async with shutdown_on_signals() as stopping, hr.node(*parts) as node, _served(hr, parts, http) as gateway:
-            missing = {name: gaps for name in names if (gaps := node.missing(name))}
-            text = f"node {node.id} at {node.address} serves {', '.join(names)}"
-            text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
-            text += f"; it takes commands at {node.grpc_address}" if node.grpc_address else ""
-            health = node.health
-            text += "".join(f"\n{line}" for line in health.complaints())
-            is_ready = not missing and health.readiness is not HealthState.DOWN
-            facts = {"node": node.id, "address": node.address, "owned": len(node.owned), "ready": is_ready}
-            facts["grpc_address"] = node.grpc_address
-            if gateway is not None:
-                text += f"\nthe gateway serves {gateway.url}"
-                text += f", with the console at {gateway.url}/console" if hr.settings.gateway.console else ""
-                facts["url"] = gateway.url
-            answer(text, as_json=as_json, **facts, health=health.to_dict())
+            _print_start(node, names, gateway, has_console=hr.settings.gateway.console, as_json=as_json)
             with rare_collections():
                 await _until_one_ends(stopping, node, gateway)
             if drain and len(node.view.members) > 1:
                 await node.drain()
 
     creating_headrace(address, store, use)
+
+
+def _with_options(
+    settings: HeadraceSettings, *, node_id: str | None, listen: str | None, grpc: str | None
+) -> HeadraceSettings:
+    """Return the settings with the options that were given."""
+    cluster = {"node_id": node_id or settings.cluster.node_id, "listen": listen or settings.cluster.listen}
+    sections = {
+        "cluster": settings.cluster.model_copy(update=cluster),
+        "grpc": settings.grpc.model_copy(update={"listen": grpc or settings.grpc.listen}),
+    }
+    return settings.model_copy(update=sections)
+
+
+def _print_start(
+    node: RunningNode, names: Sequence[str], gateway: RunningGateway | None, *, has_console: bool, as_json: bool
+) -> None:
+    """Print what the node serves and where, which partitions have no owner yet, and what does not work."""
+    missing = {name: gaps for name in names if (gaps := node.missing(name))}
+    health = node.health
+    text = f"node {node.id} at {node.address} serves {', '.join(names)}"
+    text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
+    text += f"; it takes commands at {node.grpc_address}" if node.grpc_address else ""
+    text += "".join(f"\n{line}" for line in health.complaints())
+    is_ready = not missing and health.readiness is not HealthState.DOWN
+    facts = {"node": node.id, "address": node.address, "owned": len(node.owned), "ready": is_ready}
+    facts["grpc_address"] = node.grpc_address
+    if gateway is not None:
+        text += f"\nthe gateway serves {gateway.url}"
+        text += f", with the console at {gateway.url}/console" if has_console else ""
+        facts["url"] = gateway.url
+    answer(text, as_json=as_json, **facts, health=health.to_dict())
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""`headrace pipeline`: replication, its quarantine, the jobs that run once, and the package for a cluster."""
+"""`headrace pipeline`: replication, expiry, back-fill and the package for a cluster; the audit is in `audits`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from headrace.cli import quarantines
+from headrace.cli.audits import run_audit
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, command_settings, creating_settings
-from headrace.cli.spark_sessions import spark_for
+from headrace.cli.spark_sessions import Prefix, Topics, selection_of, spark_for
 from headrace.errors import BadArgument
 from headrace.observe import serve
 from headrace.pipeline import (
-    AuditReport,
     Endpoints,
     Replication,
-    Selection,
     Summary,
     accept_loss,
-    audit,
     backfill,
     display_on,
     package,
@@ -42,18 +38,6 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(quarantines.app, name="quarantine", help="Journals with a record that can't be decoded.")
-
-Topics: TypeAlias = Annotated[
-    str | None, typer.Option("--topics", help="Topics, joined by commas. Default: all that hold journals.")
-]
-Prefix: TypeAlias = Annotated[str | None, typer.Option("--prefix", help="All topics whose names have this prefix.")]
-
-
-def _selection_of(topics: str | None, prefix: str | None) -> Selection:
-    """Return what the options select."""
-    if topics is not None and prefix is not None:
-        raise BadArgument("--prefix", prefix, "give --topics or --prefix, not both")
-    return Selection(tuple(name.strip() for name in (topics or "").split(",") if name.strip()), prefix)
 
 
 @app.command("replicate")
@@ -77,7 +61,7 @@ def replicate(
     """
     settings = command_settings() if once else creating_settings()
     endpoints = Endpoints.of(address, store=store, settings=settings)
-    selection = _selection_of(topics, prefix)
+    selection = selection_of(topics, prefix)
     console = Console(stderr=True)
     for loss in accept or ():
         run(accept_loss(endpoints, *_loss_of(loss)))
@@ -105,7 +89,7 @@ def run_expiry(
     Example: headrace pipeline purge-expired --topics accounts
     """
     settings = command_settings()
-    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
+    endpoints, selection = Endpoints.of(address, store=store, settings=settings), selection_of(topics, prefix)
     at = _time("--now", now)
     with spark_for(endpoints, settings) as spark:
         done = purge_expired(spark, endpoints, selection, now=at)
@@ -132,7 +116,7 @@ def run_backfill(
     Example: headrace pipeline backfill --topics accounts --since 2026-01-31T12:00Z
     """
     settings = command_settings()
-    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
+    endpoints, selection = Endpoints.of(address, store=store, settings=settings), selection_of(topics, prefix)
     times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
     with spark_for(endpoints, settings) as spark:
         done = backfill(spark, endpoints, selection, first=first, last=last, **times)
@@ -144,31 +128,7 @@ def run_backfill(
         typer.echo(f"{done.busy:,} journals were left to replication, which is at work there")
 
 
-@app.command("audit")
-def run_audit(
-    topics: Topics = None,
-    prefix: Prefix = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair what is wrong.")] = False,
-    shown: Annotated[int, typer.Option(help="The most findings to print.")] = 100,
-    address: Address = None,
-    store: StoreAddress = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare the store with the log. The exit code is 1 if something is wrong and was not repaired.
-
-    Example: headrace pipeline audit --topics accounts --repair
-    """
-    settings = command_settings()
-    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
-    with spark_for(endpoints, settings) as spark:
-        report = audit(spark, endpoints, selection, repair=repair, shown=shown)
-        report.close()
-    if as_json:
-        _print_report_json(report)
-    else:
-        _print_report(report, repair=repair)
-    if not report.is_clean:
-        raise typer.Exit(1)
+app.command("audit")(run_audit)
 
 
 @app.command("package")
@@ -219,40 +179,6 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
         typer.echo(json.dumps({"batches": summary.batches, "records": summary.records, "rows": summary.rows}))
         return
     typer.echo(f"replicated {summary.records:,} records, {summary.rows:,} rows, in {summary.batches:,} batches")
-
-
-def _print_report(report: AuditReport, *, repair: bool) -> None:
-    if report.findings:
-        repaired = ["repaired"] if repair else []
-        table = Table("partition", "journal", "tag", "what", "seq_nr", "offset", "about", *repaired)
-        for each in report.findings:
-            place = (f"{each.topic}[{each.partition}]", each.id, each.tag or "", each.kind.value)
-            numbers = ("" if number is None else str(number) for number in (each.seq_nr, each.offset))
-            table.add_row(*place, *numbers, each.detail, *(["yes" if each.repaired else "no"] if repair else []))
-        Console().print(table)
-    records, journals, rows = (f"{report.total(name):,}" for name in ("records", "journals", "rows"))
-    typer.echo(f"compared {records} records, {journals} journals and {rows} rows: {_outcome(report, repair=repair)}")
-    if busy := report.total("busy"):
-        typer.echo(f"{busy:,} journals were not judged: replication is at work there")
-
-
-def _outcome(report: AuditReport, *, repair: bool) -> str:
-    if not report.found:
-        return "all is as the log says"
-    found = f"{report.found:,} finding{'s' if report.found != 1 else ''}"
-    return f"{found}, {report.repaired:,} repaired" if repair else f"{found}; --repair repairs them"
-
-
-def _print_report_json(report: AuditReport) -> None:
-    value = {
-        "clean": report.is_clean,
-        "found": report.found,
-        "repaired": report.repaired,
-        "counts": dict(report.counts),
-        "findings": report.findings,
-        "partitions": report.partitions,
-    }
-    typer.echo(msgspec.json.encode(value).decode())
 
 
 def _milliseconds(name: str, text: str | None) -> int | None:

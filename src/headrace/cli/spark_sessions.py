@@ -1,23 +1,46 @@
-"""The Spark session of a command."""
+"""What commands on Spark share: the session, and the options that select topics."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import typer
 from rich.console import Console
 
 from headrace.config import HeadraceSettings
-from headrace.errors import MissingExtra
-from headrace.pipeline import Endpoints, close_all, end_session, log_of, query_error, run, spark_session, store_of
+from headrace.errors import BadArgument, MissingExtra
+from headrace.pipeline import (
+    Endpoints,
+    Selection,
+    close_all,
+    end_session,
+    log_of,
+    query_error,
+    run,
+    spark_session,
+    store_of,
+)
 from headrace.services import Terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_for"]
+__all__ = ["Prefix", "Topics", "selection_of", "spark_for"]
+
+Topics: TypeAlias = Annotated[
+    str | None, typer.Option("--topics", help="Topics, joined by commas. Default: all that hold journals.")
+]
+Prefix: TypeAlias = Annotated[str | None, typer.Option("--prefix", help="All topics whose names have this prefix.")]
+
+
+def selection_of(topics: str | None, prefix: str | None) -> Selection:
+    """Return what the options select."""
+    if topics is not None and prefix is not None:
+        raise BadArgument("--prefix", prefix, "give --topics or --prefix, not both")
+    return Selection(tuple(name.strip() for name in (topics or "").split(",") if name.strip()), prefix)
 
 
 @contextmanager

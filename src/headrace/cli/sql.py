@@ -8,6 +8,8 @@ import logging
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -76,16 +78,13 @@ def sql(
 
     Example: headrace sql "select key, count(*) from journal group by key"
     """
-    if out is not None and out.suffix.lstrip(".") not in _FORMATS:
-        raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
+    _check_out(statement, out)
+    if at_least is not None:
+        ConsistencyToken.parse(at_least)  # before Spark starts, which takes seconds
     settings = command_settings()
     endpoints = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
-    if at_least is not None:
-        ConsistencyToken.parse(at_least)  # before Spark starts, which takes seconds
-    if statement is None and out is not None:
-        raise BadArgument("--out", str(out), "a file holds the rows of one statement; give it as an argument")
     # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with (
@@ -95,17 +94,32 @@ def sql(
 
         def ask(asked: str) -> None:
             frame = query(spark, endpoints, asked, selection, held=held, registry=schemas, at_least=at_least)
-            try:
+            with _spark_errors_named():
                 _answer(frame, out, limit, as_json=as_json, plot=plot)
-            except Exception as error:
-                if type(error).__module__.startswith(("pyspark", "py4j")):
-                    raise query_error(error) from error
-                raise
 
         if statement is not None:
             ask(statement)
         else:
             _run_shell(SqlShell(ask, lambda: table_names(endpoints), spark.sparkContext.cancelAllJobs), endpoints)
+
+
+def _check_out(statement: str | None, out: Path | None) -> None:
+    """Raise BadArgument for a file that the rows can't be written to."""
+    if out is not None and out.suffix.lstrip(".") not in _FORMATS:
+        raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
+    if out is not None and statement is None:
+        raise BadArgument("--out", str(out), "a file holds the rows of one statement; give it as an argument")
+
+
+@contextmanager
+def _spark_errors_named() -> Iterator[None]:
+    """Raise Spark's errors as ours."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith(("pyspark", "py4j")):
+            raise query_error(error) from error
+        raise
 
 
 def _run_shell(shell: SqlShell, endpoints: Endpoints) -> None:

@@ -17,7 +17,8 @@ from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, 
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Committed, Owner, OwnerListener
-from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
+from headrace.cluster.requests import Gathered, PartitionHandler, PartitionRequest, TypedRequest
+from headrace.cluster.routing import Router
 from headrace.cluster.takeover import PartitionTakeover
 from headrace.cluster.transport import grpc_library, server_credentials, server_options
 
@@ -46,6 +47,7 @@ __all__ = [
     "PartitionTakeover",
     "Placement",
     "Router",
+    "TypedRequest",
     "batch_of",
     "ensure_lease_topic",
     "grpc_library",

@@ -9,6 +9,7 @@ Does not promise: who owns a partition. The first replica is a proposal; the par
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from zlib import crc32
 
@@ -365,9 +366,10 @@ class _Plan:
 def _fair_shares(members: Sequence[Candidate], total: int, most: int) -> Iterator[tuple[str, float]]:
     """Yield what each member should hold by its weight, when none can hold more than `most`."""
     left = float(total)
-    weight = sum(each.weight for each in members)
-    for member in sorted(members, key=lambda each: (-each.weight, each.id)):
+    heaviest = sorted(members, key=lambda each: (-each.weight, each.id))
+    # Added up from the lightest on: what is left of a sum after subtracting the heavy ones would be nothing.
+    weights = list(itertools.accumulate(each.weight for each in reversed(heaviest)))
+    for member, weight in zip(heaviest, reversed(weights), strict=True):
         share = min(float(most), left * member.weight / weight)
         yield member.id, share
         left -= share
-        weight -= member.weight

@@ -67,6 +67,10 @@ class CoordinationStore(Protocol):
         """Return what all nodes share."""
         ...
 
+    async def refresh(self) -> None:
+        """Return when the next `read` shows all that was written, by anybody, before this call."""
+        ...
+
     async def put_plan(self, plan: bytes, *, expected: int) -> bool:
         """Replace the plan of version `expected`; False if it has another version by now."""
         ...
@@ -103,6 +107,7 @@ class Coordinator:
     ) -> None:
         self._store = store
         self._cluster_id = cluster_id
+        self._last_cluster_id = ""
         self._absence_s = absence_s
         self._threshold = threshold
         self._clock = clock
@@ -166,6 +171,7 @@ class Coordinator:
     async def fresh_view(self) -> ClusterView:
         """Return what the server has now. Raises Unavailable if it does not answer."""
         self.check()
+        await self._store.refresh()
         return view_of(await self._store.read())
 
     async def request_move(self, group: str, partition: int, *, to: str) -> None:
@@ -234,6 +240,7 @@ class Coordinator:
         if await self._send_facts(shared):
             shared = await self._store.read()
         view = view_of(shared)
+        self._last_cluster_id = view.cluster_id or self._last_cluster_id
         self._check_groups(view)
         if shared.leads and self._facts is not None and await self._lead(shared, view, self._facts.id):
             view = view_of(await self._store.read())
@@ -268,7 +275,8 @@ class Coordinator:
         plan = propose(
             view,
             leader=leader,
-            cluster_id=self._cluster_id or view.cluster_id or uuid.uuid4().hex,
+            # If the server has lost everything, the nodes bring it back, and the cluster is still the same one.
+            cluster_id=self._cluster_id or view.cluster_id or self._last_cluster_id or uuid.uuid4().hex,
             absent=absent,
             awaited=awaited,
             threshold=self._threshold,

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from headrace.cluster.members import ClusterView, GroupSpec, Holding
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener
-from headrace.cluster.routing import PartitionRequest
+from headrace.cluster.requests import PartitionRequest
 from headrace.errors import Closed, HeadraceError, Misconfigured
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
@@ -91,14 +91,14 @@ class HostedGroup(NamedTuple):
 def rank_in_line(view: ClusterView, group: str, partition: int, node: str, *, is_online: bool) -> int | None:
     """Return where in line for a partition this node is; None if it is not to take it.
 
-    A copy that has not caught up takes it only if no other one has, and a node that drains only if it is alone.
+    A copy that has not caught up takes it only if no other one has, and a node that drains only if all others do.
     """
     placements = view.placements.get(group, ())
     replicas = placements[partition].replicas if partition < len(placements) else ()
     if node not in replicas:
         return None
     others = [each for each in replicas if each != node and each in view.members]
-    if others and node in view.draining:
+    if node in view.draining and any(each not in view.draining for each in others):
         return None
     if not is_online and any(_is_online(view, group, partition, each) for each in others):
         return None

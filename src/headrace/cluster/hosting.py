@@ -17,7 +17,8 @@ from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, 
 from headrace.cluster.members import ClusterView
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener
-from headrace.cluster.routing import PartitionRequest, Router
+from headrace.cluster.requests import PartitionRequest
+from headrace.cluster.routing import Router
 from headrace.cluster.tail import seconds
 from headrace.config import HeadraceSettings
 from headrace.errors import Closed, NotPartitionOwner, TimedOut

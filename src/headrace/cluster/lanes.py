@@ -13,6 +13,8 @@ __all__ = ["RequestLanes", "Ticket"]
 class Ticket:
     """One request's place in the lane of its key, while the block runs."""
 
+    __slots__ = ("_before", "_done", "_is_done", "_key", "_lane", "_lanes", "is_repeated")
+
     def __init__(self, lanes: dict[Hashable, list[Ticket]], key: Hashable) -> None:
         self._lanes = lanes
         self._key = key
@@ -26,7 +28,7 @@ class Ticket:
     @property
     def must_wait(self) -> bool:
         """True if an earlier request of the key is being repeated."""
-        return any(ticket.is_repeated for ticket in self._before)
+        return bool(self._before) and any(ticket.is_repeated for ticket in self._before)
 
     async def wait_to_send(self) -> None:
         """Return when no earlier request of the key is being repeated."""

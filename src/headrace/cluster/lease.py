@@ -192,7 +192,11 @@ class LeaseWatch:
         return await tail.read_committed(timeout_s=timeout_s)
 
     def _saw(self, record: Record, now_s: float) -> None:
-        renewal = _renewal_in(record)
+        try:
+            renewal = _renewal_in(record)
+        except UnreadableRecord as error:  # no node has written it, and it renews nothing
+            _logger.warning("a record is not a renewal of a lease", reason=str(error))
+            return
         self._arrived_s.pop(renewal.lease_id, None)
         self._arrived_s[renewal.lease_id] = now_s
         self._heard_s[renewal.by.node] = now_s

@@ -15,7 +15,8 @@ from headrace.cluster.client import Peer
 from headrace.cluster.coordinator import Coordinator
 from headrace.cluster.coordinators import open_coordinator
 from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts
-from headrace.cluster.routing import ROUTED, PartitionHandler, Router
+from headrace.cluster.requests import PartitionHandler
+from headrace.cluster.routing import ROUTED, Router
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import Handler, NodeServer
 from headrace.config import ClusterSettings, HeadraceSettings

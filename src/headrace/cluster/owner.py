@@ -187,9 +187,13 @@ class Owner:
                 raise TimedOut(f"waiting to read {self._claimant.partition.at}", timeout_s)
             await self._lookout.wait(left_s)
 
+    def may_reply(self, committed: Committed) -> bool:
+        """Return True if the answers to a committed batch may leave the node at this moment."""
+        return seconds(self._clock) >= committed.leave_after_s
+
     async def reply_gate(self, committed: Committed) -> None:
         """Wait until the answers to a committed batch may leave the node."""
-        if seconds(self._clock) < committed.leave_after_s:
+        if not self.may_reply(committed):
             await sleep_until(self._clock, committed.leave_after_s)
 
     async def release(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TypeVar
 
 import msgspec
 
 from headrace.cluster.lanes import RequestLanes, Ticket
+from headrace.cluster.requests import Gathered, PartitionHandler, PartitionRequest, Peers, TypedRequest
 from headrace.cluster.retries import Attempts, Trail, judge
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import IncomingRequest
@@ -29,7 +30,9 @@ from headrace.errors import (
 from headrace.model import partition_of
 from headrace.observe import counter, get_logger
 
-__all__ = ["ROUTED", "Gathered", "PartitionHandler", "PartitionRequest", "Peers", "Router"]
+__all__ = ["ROUTED", "Router"]
+
+T = TypeVar("T")
 
 ROUTED = "partition"
 """The method of the transport that carries requests to partitions."""
@@ -43,61 +46,6 @@ _NOT_NOTED = nullcontext()
 SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcome would only become unknown
 
 _log = get_logger(__name__)
-
-
-class PartitionRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request to the owner of a partition.
-
-    `command_id` makes it safe to repeat; `attempt` is above 1 if an earlier attempt may have been done.
-    """
-
-    group: str
-    partition: int
-    payload: bytes
-    command_id: str | None = None
-    attempt: int = 1
-    is_read: bool = False
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Return True if doing it twice is as good as once."""
-        return self.is_read or self.command_id is not None
-
-
-PartitionHandler: TypeAlias = Callable[[PartitionRequest, float], Awaitable[bytes]]
-"""Serves requests of a group on this node, until a deadline on the loop's clock.
-
-Raises NotPartitionOwner, only for what it never put into a commit.
-"""
-
-
-class PeerPort(Protocol):
-    """Another node, as the router needs it."""
-
-    async def call(self, method: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Return the reply."""
-        ...
-
-
-class Peers(Protocol):
-    """The other nodes."""
-
-    def peer(self, member: str, address: str) -> PeerPort:
-        """Return the connection to a member at its address."""
-        ...
-
-
-class Gathered(NamedTuple):
-    """What the partitions of a group replied, and the errors of those that did not."""
-
-    replies: Mapping[int, bytes]
-    failures: Mapping[int, HeadraceError]
-
-    def all(self) -> Mapping[int, bytes]:
-        """Return the replies. Raises the first partition's error if one failed."""
-        for _, error in sorted(self.failures.items()):
-            raise error
-        return self.replies
 
 
 _decoder = msgspec.msgpack.Decoder(PartitionRequest)
@@ -162,6 +110,43 @@ class Router:
             return await self._send(request, self.time_for(timeout_s), None)
         with self._lanes.ticket((group, key)) as ticket:
             return await self._send(request, self.time_for(timeout_s), ticket)
+
+    def is_here(self, group: str, partition: int) -> bool:
+        """Return True if this node is the likely owner of a partition."""
+        candidates = self._table.candidates(group, partition)
+        return bool(candidates) and candidates[0] == self._node
+
+    async def ask_here(
+        self,
+        group: str,
+        key: bytes,
+        partition: int,
+        asked: TypedRequest[T],
+        *,
+        command_id: str | None = None,
+        timeout_s: float,
+    ) -> T:
+        """Return the reply of this node's own copy; if that can't give one, go on as `ask` does."""
+        if self._is_closed:
+            raise Closed("the router")
+        deadline_s = self._loop.time() + timeout_s
+        failed: HeadraceError | None = None
+        with self._lanes.ticket((group, key)) as ticket:
+            if not ticket.must_wait:
+                try:
+                    if command_id is None:
+                        return await asked.here(deadline_s)
+                    return await self._repeatable_here(asked, (group, partition), deadline_s)
+                except NotPartitionOwner as error:
+                    self._correct(group, partition, self._node, error)
+                    failed = error
+                except HeadraceError as error:
+                    failed = error
+                except Exception as error:  # what the copy raised and is not ours
+                    failed = _not_ours(error, self._node)
+                await asyncio.sleep(0)  # whoever asks again in a loop would let nobody else run
+            request = PartitionRequest(group, partition, asked.payload(), command_id)
+            return asked.decoded(await self._send(request, timeout_s, ticket, deadline_s=deadline_s, failed=failed))
 
     async def ask_partition(
         self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
@@ -263,33 +248,40 @@ class Router:
             _log.warning("a tell failed", group=group, reason=str(error))
 
     async def _send(
-        self, request: PartitionRequest, timeout_s: float, ticket: Ticket | None, *, repeats_unknown: bool = True
+        self,
+        request: PartitionRequest,
+        timeout_s: float,
+        ticket: Ticket | None,
+        *,
+        repeats_unknown: bool = True,
+        deadline_s: float | None = None,
+        failed: HeadraceError | None = None,
     ) -> bytes:
-        """Send until there is a reply, a refusal, or the deadline."""
+        """Send until there is a reply, a refusal, or the deadline. `failed` is the error of an attempt before."""
         _check_bytes("payload", request.payload)
         if self._is_closed:
             raise Closed("the router")
-        deadline_s = self._loop.time() + timeout_s
-        attempts = Attempts(number=request.attempt)
-        trail = Trail()
-        last: HeadraceError | None = None
+        deadline_s = self._loop.time() + timeout_s if deadline_s is None else deadline_s
+        attempts, trail, last = Attempts(number=request.attempt), Trail(), failed
         if ticket is not None and ticket.must_wait:
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
-        while self._loop.time() < deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
+        while True:
+            if last is not None:
+                verdict = judge(last, is_repeatable=request.is_repeatable and repeats_unknown)
+                attempts = attempts.after(is_unknown=verdict.is_unknown)
+                if not verdict.retries or (request.group in self._closed_groups and not verdict.is_unknown):
+                    raise last
+                RETRIES.labels(request.group, type(last).__name__).inc()
+                if ticket is not None:
+                    await self._in_time(ticket.wait_to_repeat(), deadline_s, timeout_s, last, attempts)
+                # A change of the table ends the pause; a node that is wrong twice in a row is not asked in a loop.
+                await self._table.changed(timeout_s=min(attempts.pause_s, max(0.0, deadline_s - self._loop.time())))
+            if self._loop.time() >= deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
+                raise _out_of_time(request.group, request.partition, timeout_s, attempts) from last
             try:
                 return await self._attempt(request, attempts, deadline_s, trail)
             except HeadraceError as error:
                 last = error
-            verdict = judge(last, is_repeatable=request.is_repeatable and repeats_unknown)
-            attempts = attempts.after(is_unknown=verdict.is_unknown)
-            if not verdict.retries or (request.group in self._closed_groups and not verdict.is_unknown):
-                raise last
-            RETRIES.labels(request.group, type(last).__name__).inc()
-            if ticket is not None:
-                await self._in_time(ticket.wait_to_repeat(), deadline_s, timeout_s, last, attempts)
-            # A change of the table ends the pause; a node that is wrong twice in a row is not asked in a loop.
-            await self._table.changed(timeout_s=min(attempts.pause_s, max(0.0, deadline_s - self._loop.time())))
-        raise _out_of_time(request.group, request.partition, timeout_s, attempts) from last
 
     async def _in_time(
         self, work: Awaitable[None], deadline_s: float, timeout_s: float, last: HeadraceError | None, attempts: Attempts
@@ -312,19 +304,24 @@ class Router:
         try:
             reply = await self._ask_member(member, request, deadline_s)
         except NotPartitionOwner as error:
-            self._table.forget(group, partition, member)
-            if error.owner and error.owner != member:
-                self._table.learn(group, partition, error.owner)
+            self._correct(group, partition, member, error)
             raise
         if member != candidates[0]:
             self._table.learn(group, partition, member)
         return reply
 
+    def _correct(self, group: str, partition: int, member: str, error: NotPartitionOwner) -> None:
+        """Take note of what a member that is not the owner knows."""
+        self._table.forget(group, partition, member)
+        if error.owner and error.owner != member:
+            self._table.learn(group, partition, error.owner)
+
     async def _ask_member(self, member: str, request: PartitionRequest, deadline_s: float) -> bytes:
         timeout_s = max(0.001, deadline_s - self._loop.time())
         handler = self._handlers.get(request.group) if member == self._node else None
         limit = asyncio.timeout_at(deadline_s)
-        with self._under_way(member, request, limit) if request.is_repeatable else _NOT_NOTED:
+        where = (request.group, request.partition)
+        with self._under_way(member, where, limit) if request.is_repeatable else _NOT_NOTED:
             try:
                 async with limit:
                     if handler is not None:
@@ -338,10 +335,19 @@ class Router:
             except Exception as error:  # a time-out, or what a handler of this node raised; others' arrive as ours
                 raise _explain(error, member, timeout_s, limit, self._loop.time() >= deadline_s) from error
 
+    async def _repeatable_here(self, asked: TypedRequest[T], where: tuple[str, int], deadline_s: float) -> T:
+        """Ask this node's own copy what may be asked of another one, too, when the partition moves."""
+        timeout_s, limit = deadline_s - self._loop.time(), asyncio.timeout_at(deadline_s)
+        with self._under_way(self._node, where, limit):
+            try:
+                async with limit:
+                    return await asked.here(deadline_s)
+            except TimeoutError as error:
+                raise _explain(error, self._node, timeout_s, limit, self._loop.time() >= deadline_s) from error
+
     @contextmanager
-    def _under_way(self, member: str, request: PartitionRequest, limit: asyncio.Timeout) -> Iterator[None]:
+    def _under_way(self, member: str, where: tuple[str, int], limit: asyncio.Timeout) -> Iterator[None]:
         """Note whom a repeatable request waits for: when the partition moves, it need not wait for a dead owner."""
-        where = (request.group, request.partition)
         self._away.setdefault(where, {})[limit] = member
         try:
             yield
@@ -368,7 +374,8 @@ class Router:
         spec = self._table.view.groups.get(group)
         if spec is None:
             known = ", ".join(sorted(map(repr, self._table.view.groups))) or "none"
-            raise BadArgument("group", group, f"the groups of the cluster are {known}")
+            step = "start a node that serves it, or wait for one with `node.online(…)`"
+            raise BadArgument("group", group, f"the groups of the cluster are {known}; {step}")
         return spec.partitions
 
 
@@ -386,7 +393,11 @@ def _explain(
 ) -> HeadraceError:
     """Return what the caller gets for an error that is not ours: a request that was under way may have been done."""
     if not limit.expired():
-        return OperationFailed(f"a request to node {member!r}", f"{type(error).__name__}: {error}", outcome_known=False)
+        return _not_ours(error, member)
     if is_out_of_time:
         return TimedOut(f"a request to node {member!r}", timeout_s, outcome_known=False)
     return Unreachable(member, "the partition has moved to another node", outcome_known=False)
+
+
+def _not_ours(error: Exception, member: str) -> HeadraceError:
+    return OperationFailed(f"a request to node {member!r}", f"{type(error).__name__}: {error}", outcome_known=False)

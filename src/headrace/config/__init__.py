@@ -14,30 +14,26 @@ from headrace.config.gateway_settings import (
 )
 from headrace.config.grpc_settings import GrpcSettings, GrpcTlsSettings
 from headrace.config.headrace_settings import (
-    CassandraStoreSettings,
     ClusterSettings,
     ClusterTlsSettings,
-    EmbeddedLogSettings,
-    EmbeddedStoreSettings,
     HeadraceSettings,
     HttpRegistrySettings,
     JournalHeadSettings,
     JournalSettings,
-    KafkaLogSettings,
     KeyspaceSettings,
-    LogSettings,
     ObserveSettings,
-    OutboxSettings,
     PipelineSettings,
     RegistrySettings,
     ServicesSettings,
-    StoreSettings,
     TagSettings,
 )
 from headrace.config.layers import DEFAULTS
+from headrace.config.log_settings import EmbeddedLogSettings, KafkaLogSettings, LogSettings
+from headrace.config.outbox_settings import OutboxSettings
 from headrace.config.reference import reference
 from headrace.config.secrets import looks_secret, redact
 from headrace.config.settings import EffectiveValue, Section, Settings
+from headrace.config.store_settings import CassandraStoreSettings, EmbeddedStoreSettings, StoreSettings
 
 __all__ = [
     "DEFAULTS",

@@ -1,4 +1,7 @@
-"""Headrace's own settings. Their defaults are here and, for readers, in defaults.toml; a test keeps them equal."""
+"""Headrace's own settings: all sections, and those that have no file of their own.
+
+Their defaults are here and, for readers, in defaults.toml; a test keeps them equal.
+"""
 
 from __future__ import annotations
 
@@ -8,174 +11,31 @@ from pydantic import Field, SecretStr
 
 from headrace.config.gateway_settings import GatewaySettings
 from headrace.config.grpc_settings import GrpcSettings
-from headrace.config.settings import Section, Settings
+from headrace.config.log_settings import LogSettings
+from headrace.config.outbox_settings import OutboxSettings
+from headrace.config.settings import Count, Seconds, Section, Settings
+from headrace.config.store_settings import StoreSettings
 
 __all__ = [
-    "CassandraStoreSettings",
     "ClusterSettings",
     "ClusterTlsSettings",
-    "EmbeddedLogSettings",
-    "EmbeddedStoreSettings",
     "HeadraceSettings",
     "HttpRegistrySettings",
     "JournalHeadSettings",
     "JournalSettings",
-    "KafkaLogSettings",
     "KeyspaceSettings",
-    "LogSettings",
     "ObserveSettings",
-    "OutboxSettings",
     "PipelineSettings",
     "RegistrySettings",
     "ServicesSettings",
-    "StoreSettings",
     "TagSettings",
 ]
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-OutboxBackend = Literal["db", "kafka", "kafka_async"]
-OutboxDelivery = Literal["at_least_once", "exactly_once"]
-OutboxPoison = Literal["skip", "block_key", "block_topic"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-Consistency = Literal["ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL"]
 CompatibilityLevel = Literal[
     "NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"
 ]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-
-
-class EmbeddedLogSettings(Section):
-    """The log in one folder of this machine."""
-
-    create_folder: bool = Field(default=True, description="Create the folder, and the log in it, if there is none.")
-    fsync: bool = Field(
-        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last commits."
-    )
-    group_commit_max_records: int = Field(default=1000, ge=1, description="Most records that are committed together.")
-    poll_interval_ms: int = Field(
-        default=2,
-        ge=1,
-        description="How often a waiting reader looks for other processes' appends; a tenth as often when idle.",
-    )
-    housekeeping_interval_s: Seconds = Field(default=60.0, description="Time between runs of retention and compaction.")
-
-
-class KafkaLogSettings(Section):
-    """The log in Apache Kafka."""
-
-    client: dict[str, str] = Field(
-        default={},
-        repr=False,
-        description="Properties for every Kafka client, as librdkafka names them (security, tuning).",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=5.0, description="How long connections may fail when the log is opened before it counts as unreachable."
-    )
-    request_timeout_s: Seconds = Field(
-        default=30.0, description="Longest wait for an answer of the brokers, attempts at other brokers included."
-    )
-    attempt_timeout_s: Seconds = Field(
-        default=5.0, description="Longest wait for one broker; then its connection is closed and others are asked."
-    )
-    delivery_timeout_s: Seconds = Field(
-        default=30.0, description="Longest time for an append to be acknowledged, retries included."
-    )
-    replication_factor: Count | None = Field(
-        default=None, description="Copies of each record in a new topic; unset: as many as brokers, up to 3."
-    )
-    min_in_sync_replicas: Count | None = Field(
-        default=None, description="Copies that an append to a new topic waits for; unset: all but one of them."
-    )
-    linger_ms: float = Field(
-        default=1.0, ge=0, description="How long a producer waits for more records to send together."
-    )
-    queue_records: int = Field(
-        default=100_000, ge=1, description="Most records on their way in one producer; further appends wait."
-    )
-    metadata_max_age_s: Seconds = Field(default=60.0, description="How long a topic's description is cached.")
-    idle_consumers: int = Field(default=8, ge=0, description="Most consumers that are kept open between two reads.")
-
-
-class LogSettings(Section):
-    """Where the log is and how it is used."""
-
-    address: str = Field(
-        default="embedded:./data", description="embedded:FOLDER, kafka://HOST:PORT, or a plug-in's address."
-    )
-    embedded: EmbeddedLogSettings = EmbeddedLogSettings()
-    kafka: KafkaLogSettings = KafkaLogSettings()
-
-
-class EmbeddedStoreSettings(Section):
-    """The eventual store in one folder of this machine."""
-
-    create_folder: bool = Field(default=True, description="Create the folder, and the store in it, if there is none.")
-    fsync: bool = Field(
-        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last commits."
-    )
-    housekeeping_interval_s: Seconds = Field(
-        default=600.0, description="Time between runs that forget deletions older than store.gc_grace_s."
-    )
-
-
-class CassandraStoreSettings(Section):
-    """The eventual store in Apache Cassandra."""
-
-    username: str | None = Field(default=None, description="User to log in as; unset: no login.")
-    password: SecretStr | None = Field(default=None, description="The user's password.")
-    tls: bool = Field(default=False, description="Use TLS, and verify the nodes' certificates.")
-    ca_location: str | None = Field(
-        default=None, description="File with the certificates to trust; unset: those of the system."
-    )
-    ca_pem: str | None = Field(default=None, description="The certificates to trust, as PEM; wins over the file.")
-    certificate_location: str | None = Field(default=None, description="File with our own certificate, for mutual TLS.")
-    key_location: str | None = Field(default=None, description="File with the key of our certificate.")
-    key_password: SecretStr | None = Field(default=None, description="Password of that key.")
-    local_dc: str | None = Field(
-        default=None, description="The data centre whose nodes are used; unset: that of the first node that answers."
-    )
-    consistency: Consistency = Field(
-        default="LOCAL_QUORUM", description="Replicas that must answer, for reads and for writes."
-    )
-    create_keyspace: bool = Field(default=True, description="Create the keyspace if it does not exist.")
-    replication_factor: Count | None = Field(
-        default=None,
-        description="Copies of each row, by data centre, in a new keyspace; unset: as many as nodes, up to 3.",
-    )
-    replication: dict[str, int] = Field(
-        default={}, description="Copies of each row by data centre in a new keyspace, as in {dc1 = 3}; wins."
-    )
-    request_timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer, retries included.")
-    attempt_timeout_s: Seconds = Field(default=4.0, description="Longest wait for one attempt before it is repeated.")
-    speculate_after_s: Seconds | None = Field(
-        default=0.5, description="Ask another node too if one has not answered for this long; unset: never."
-    )
-    max_requests_in_flight: int = Field(default=256, ge=1, description="Most requests on their way at a time.")
-    batch_max_rows: int = Field(default=50, ge=1, description="Most rows of one partition written together.")
-    batch_max_bytes: int = Field(
-        default=40_000, ge=1, description="Most bytes written together; below the servers' batch_size_fail_threshold."
-    )
-    meta_segments: int = Field(
-        default=10_000, ge=1, description="Partitions of the metajournal by topic; fixed when the keyspace is created."
-    )
-
-
-class StoreSettings(Section):
-    """Where the eventual store is and how it is used."""
-
-    address: str = Field(
-        default="embedded:./data",
-        description="embedded:FOLDER, cassandra://HOST[:PORT][,HOST]/KEYSPACE, or a plug-in's address.",
-    )
-    marker_ttl_s: Seconds = Field(
-        default=2_592_000.0, description="How long a purge is remembered; longer than the log keeps its records."
-    )
-    gc_grace_s: Seconds = Field(
-        default=864_000.0, description="How long deletions are kept against late writers; longer than the log's."
-    )
-    embedded: EmbeddedStoreSettings = EmbeddedStoreSettings()
-    cassandra: CassandraStoreSettings = CassandraStoreSettings()
 
 
 class JournalHeadSettings(Section):
@@ -295,68 +155,6 @@ class RegistrySettings(Section):
         default="FULL_TRANSITIVE", description="Compatibility level of subjects that have none of their own."
     )
     http: HttpRegistrySettings = HttpRegistrySettings()
-
-
-class OutboxSettings(Section):
-    """Publishing in the application's own SQL transaction, and sending from there."""
-
-    database: SecretStr | None = Field(
-        default=None, description="The database, as SQLAlchemy names it: postgresql://…, mysql://…, sqlite:///file."
-    )
-    table_prefix: str = Field(
-        default="kafka_", pattern="^[a-z_][a-z0-9_]{0,29}$", description="Prefix of the table names."
-    )
-    backend: OutboxBackend = Field(
-        default="db", description="db: the outbox; kafka: send at once and wait for acks; kafka_async: don't wait."
-    )
-    buckets: Count = Field(default=1, description="Parts of a topic that are sent in parallel; a key stays in one.")
-    buckets_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
-    max_message_bytes: Count = Field(
-        default=1_048_588, description="The brokers' limit on a record; larger ones are refused at publish."
-    )
-    max_message_bytes_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
-    threads: int | None = Field(default=1, description="Workers of a relay.")
-    batch_size: Count = Field(default=1000, description="Most messages that are sent and deleted together.")
-    batch_bytes: Count = Field(default=16_777_216, description="Most bytes of a batch; a single message may be larger.")
-    turn_batches: Count = Field(default=10, description="Full batches of a topic before others have their turn.")
-    poll_interval_s: Seconds = Field(default=0.5, description="Longest time between two looks at an idle table.")
-    lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for this long is free.")
-    send_timeout_s: Seconds = Field(default=30.0, description="Longest wait for the log before a topic is held back.")
-    first_retry_s: Seconds = Field(default=0.1, description="Wait after the first error of a topic; it doubles.")
-    max_retry_s: Seconds = Field(default=60.0, description="Longest wait after an error of a topic.")
-    compact_topics: list[str] = Field(
-        default=[], description="Topics of which only a key's last message in a batch is sent."
-    )
-    log_topics: list[str] = Field(default=[], description="Topics whose messages are logged, decoded.")
-    poison: OutboxPoison = Field(
-        default="skip", description="What a message that can't be sent holds back: nothing, its key, its topic."
-    )
-    poison_by_topic: dict[str, OutboxPoison] = Field(default={}, description="The same for single topics.")
-    delivery: OutboxDelivery = Field(default="at_least_once", description="exactly_once uses transactions of the log.")
-    source: str = Field(
-        default="", description="Name of this database among all outboxes of the log; exactly_once needs it."
-    )
-    keep_sent_topics: list[str] = Field(
-        default=[], description='Topics whose messages are kept after they were sent, for audit; "*" for all.'
-    )
-    keep_sent_s: Seconds = Field(default=604_800.0, description="How long sent messages are kept.")
-    metrics_interval_s: Seconds = Field(default=15.0, description="Time between two counts of what is pending.")
-
-    def buckets_of(self, topic: str) -> int:
-        """Return how many buckets the topic has."""
-        return self.buckets_by_topic.get(topic, self.buckets)
-
-    def limit_of(self, topic: str) -> int:
-        """Return the largest record the topic takes."""
-        return self.max_message_bytes_by_topic.get(topic, self.max_message_bytes)
-
-    def keeps_sent(self, topic: str) -> bool:
-        """Return True if messages of the topic are kept after they were sent."""
-        return topic in self.keep_sent_topics or "*" in self.keep_sent_topics
-
-    def poison_policy_of(self, topic: str) -> OutboxPoison:
-        """Return what a poison message of the topic holds back."""
-        return self.poison_by_topic.get(topic, self.poison)
 
 
 class ClusterTlsSettings(Section):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from headrace.config.checks import check
 from headrace.config.environment import deployment_files, misspelt_variables, read_environment
@@ -18,7 +18,10 @@ from headrace.config.schema import is_secret
 from headrace.config.secrets import HIDDEN, redact
 from headrace.errors import InvalidSettings, SettingsProblem
 
-__all__ = ["EffectiveValue", "Section", "Settings"]
+__all__ = ["Count", "EffectiveValue", "Seconds", "Section", "Settings"]
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 CODE = "code"
 

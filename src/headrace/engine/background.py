@@ -1,4 +1,4 @@
-"""What an owner does without being asked: it fires timers, reads its inputs, and runs sagas."""
+"""Tasks beside the commands: what an owner does without being asked fires timers, reads inputs and runs sagas."""
 
 from __future__ import annotations
 
@@ -18,11 +18,32 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 
-__all__ = ["OwnerWork"]
+__all__ = ["OwnerWork", "TaskSet"]
 
 _BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
 
 _logger = get_logger(__name__)
+
+
+class TaskSet:
+    """Tasks that run beside each other; whoever made the set ends them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something."""
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Cancel what runs, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class OwnerWork:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,10 +13,10 @@ from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.work import BatchWork
 from headrace.errors import HeadraceError
-from headrace.model import NewRecord, TopicPartition, size_of
+from headrace.model import NewRecord, TopicPartition
 from headrace.state import BatchName
 
-__all__ = ["CommandBatch", "CommandDeadlines", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
+__all__ = ["CommandBatch", "CommandDeadlines", "LiveAggregates", "PendingCommand", "Stage"]
 
 
 class Stage(Enum):
@@ -98,28 +97,6 @@ class CommandDeadlines:
         self._set_timer()
 
 
-class CommandLane:
-    """The commands that wait for one aggregate, in the order in which they arrived.
-
-    It `is_running` from when its turn is fixed until nothing of it may be handled, and `is_next` while its turn has not
-    come yet.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[PendingCommand] = []
-        self.is_running = False
-        self.is_next = False
-
-    def add(self, command: PendingCommand) -> None:
-        """Add a command at its place: one that is handled again comes before those that arrived after it."""
-        insort(self.waiting, command, key=lambda each: each.number)
-
-    def remove(self, command: PendingCommand) -> None:
-        """Remove a command that was handled, or that nobody waits for any more."""
-        if command in self.waiting:
-            self.waiting.remove(command)
-
-
 class CommandBatch:
     """What one transaction will hold: records in the order of handling, and the last record of each aggregate."""
 
@@ -149,7 +126,7 @@ class CommandBatch:
         self.outcomes.append((command, handled.reply, False))
         self.is_alone |= command.is_alone
         self._records += handled.records
-        self.size_bytes += sum(map(size_of, handled.records))
+        self.size_bytes += handled.size_bytes
         if handled.record is not None:
             self.has_timers |= bool(handled.record.timers)
             self.set_state(command.request.aggregate.encode(), handled.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,11 +12,11 @@ import msgspec
 
 from headrace.engine import metrics
 from headrace.engine.commands import (
+    Answer,
     CommandRequest,
     ReadRequest,
     check_aggregate_id,
     check_request,
-    decode_answer,
     decode_read,
     encode_request,
     result_of,
@@ -26,9 +27,9 @@ from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import HeadraceError, UnknownCommand
 from headrace.model import ConsistencyToken
-from headrace.observe import inject, span
+from headrace.observe import inject, is_traced, span
 from headrace.serde import Registry
-from headrace.state import BatchName, ValueCodec
+from headrace.state import BatchName, PlainValues, ValueCodec
 
 __all__ = ["Aggregate", "AggregateState", "EngineClient"]
 
@@ -56,6 +57,8 @@ class EngineClient(Generic[S]):
         self.engine = engine
         self._router = router
         self._codec: ValueCodec[S] = engine.state_codec(registry)
+        self._is_plain = isinstance(self._codec, PlainValues)
+        self._route_times = metrics.STAGES.labels(engine.name, "route")
         self._is_open = False
         self._opening = asyncio.Lock()
         self._newest: dict[int, BatchName] = {}
@@ -68,21 +71,21 @@ class EngineClient(Generic[S]):
     async def send(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
         """Send a request. Raises what the engine or the way to it raises."""
         check_request(request)
-        await self._open()
-        request = await self._with_since(request, timeout_s)
-        sending = span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind)
-        with metrics.stage(self.engine.name, "route"), sending:
-            data = await self._router().ask(
-                self.engine.name,
-                request.aggregate.encode(),
-                encode_request(_traced(request)),
-                command_id=request.command_id,
-                timeout_s=timeout_s,
-            )
-        answer = decode_answer(data)
-        self._learn(request.aggregate, answer.since)
-        state = getattr(answer.reply, "state", None)
-        if state is not None:
+        if not self._is_open:
+            await self._open()
+        if request.command_id is not None and request.since is None:
+            request = await self._with_since(request, timeout_s)
+        partition = self._partition(request.aggregate)
+        began_s = time.perf_counter()
+        try:
+            if is_traced():
+                answer = await self._send_traced(partition, request, timeout_s)
+            else:
+                answer = await self._router().send(partition, _traced(request), timeout_s=timeout_s)
+        finally:
+            self._route_times.observe(time.perf_counter() - began_s)
+        self._learn(partition, answer.since)
+        if not self._is_plain and (state := getattr(answer.reply, "state", None)) is not None:
             await self._codec.prepare(state)
         return result_of(
             self.engine,
@@ -93,6 +96,10 @@ class EngineClient(Generic[S]):
             token=answer.token,
         )
 
+    async def _send_traced(self, partition: int, request: CommandRequest, timeout_s: float | None) -> Answer:
+        with span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind):
+            return await self._router().send(partition, _traced(request), timeout_s=timeout_s)
+
     async def read(self, aggregate: str, timeout_s: float | None, *, at_least: str | None = None) -> AggregateState[S]:
         """Read what is committed of an aggregate; the engine must have committed what the token `at_least` names."""
         if at_least is not None:
@@ -100,7 +107,7 @@ class EngineClient(Generic[S]):
         await self._open()
         payload, key = encode_request(ReadRequest(aggregate, at_least)), aggregate.encode()
         found = decode_read(await self._router().ask(self.engine.name, key, payload, is_read=True, timeout_s=timeout_s))
-        self._learn(aggregate, found.since)
+        self._learn(self._partition(aggregate), found.since)
         if found.state is None:
             return AggregateState(None, found.version, str(found.since), found.token)
         await self._codec.prepare(found.state)
@@ -118,9 +125,7 @@ class EngineClient(Generic[S]):
 
         Without it, a retry that comes after its id was forgotten could not be told from a new command.
         """
-        if request.command_id is None or request.since is not None:
-            return request
-        key = (request.aggregate, request.command_id)
+        key = (request.aggregate, str(request.command_id))
         is_first = key not in self._first_attempts
         if is_first:
             known = self._newest.get(self._partition(request.aggregate))
@@ -134,8 +139,7 @@ class EngineClient(Generic[S]):
     def _partition(self, aggregate: str) -> int:
         return self._router().partition(self.engine.name, aggregate.encode())
 
-    def _learn(self, aggregate: str, since: BatchName) -> None:
-        partition = self._partition(aggregate)
+    def _learn(self, partition: int, since: BatchName) -> None:
         self._newest[partition] = max(since, self._newest.get(partition, since))
 
 
@@ -169,9 +173,8 @@ class Aggregate(Generic[S]):
         forgotten is refused, and never done twice. Raises CommandFailed, WrongVersion, CommandTooLate,
         OutcomeUnknown and other errors; those with `outcome_known` False may have been done.
         """
-        result = await self.try_send(
-            command, command_id=command_id, expected_version=expected_version, since=since, timeout_s=timeout_s
-        )
+        request = self._request(command, command_id, expected_version, since)
+        result = await self._client.send(request, timeout_s)
         if isinstance(result, Failed):
             raise result.error
         return result
@@ -186,18 +189,7 @@ class Aggregate(Generic[S]):
         timeout_s: float | None = None,
     ) -> CommandResult[S]:
         """Send a command as `send` does, and return errors as `Failed` instead of raising them."""
-        if type(command).__name__ not in self._engine.commands:
-            raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
-        kind, data = self._engine.commands.encode(command)
-        request = CommandRequest(
-            aggregate=self.id,
-            kind=kind,
-            data=data,
-            command_id=command_id,
-            since=since_of(since),
-            expected_version=expected_version,
-        )
-        return await self._result(request, timeout_s)
+        return await self._result(self._request(command, command_id, expected_version, since), timeout_s)
 
     async def apply_events(
         self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
@@ -228,6 +220,25 @@ class Aggregate(Generic[S]):
         the log has what the token names: raises BadToken, TokenOfOtherTopic, TokenAhead.
         """
         return await self._client.read(self.id, timeout_s, at_least=at_least)
+
+    def _request(
+        self,
+        command: Any,  # noqa: ANN401
+        command_id: str | None,
+        expected_version: int | None,
+        since: str | None,
+    ) -> CommandRequest:
+        if type(command).__name__ not in self._engine.commands:
+            raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
+        kind, data = self._engine.commands.encode(command)
+        return CommandRequest(
+            aggregate=self.id,
+            kind=kind,
+            data=data,
+            command_id=command_id,
+            since=since_of(since),
+            expected_version=expected_version,
+        )
 
     async def _result(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
         try:

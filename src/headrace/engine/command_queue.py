@@ -7,52 +7,32 @@ committed, it and everything that was handled on top of it goes back to its plac
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
-from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
-from headrace.engine.commands import Answer, CommandReply
-from headrace.engine.handling import CommandHandling, Decision, Repeated
+from headrace.engine.background import TaskSet
+from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
+from headrace.engine.command_lanes import CommandLane, CommandLanes
+from headrace.engine.commands import CommandReply
+from headrace.engine.decisions import Decision, Repeated
+from headrace.engine.handling import CommandHandling
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
-from headrace.observe import extract, span
+from headrace.observe import extract, is_traced, span
 from headrace.state import BatchName
 
-__all__ = ["CommandQueue", "Outcome", "TaskSet"]
+__all__ = ["CommandQueue", "Outcome"]
 
 S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
 _FOUND = (Decision, Repeated, HeadraceError)
-# How many commands are handled before others on the event loop get their turn.
-_AT_ONCE = 100
-
-
-class TaskSet:
-    """Tasks that run beside each other; whoever made the set ends them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something."""
-        task = asyncio.get_running_loop().create_task(work, name=self._name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def end(self) -> None:
-        """Cancel what runs, and wait for it."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CommandQueue(Generic[S]):
@@ -82,12 +62,10 @@ class CommandQueue(Generic[S]):
         self._answer = answer
         self._on_work = on_work
         self._places = places
+        self._times = metrics.StageTimes(handling.engine.name)
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
-        self._lanes: dict[str, CommandLane] = {}
-        self._ready: deque[tuple[str, CommandLane]] = deque()
-        self._is_called = False
-        self._alone: set[PendingCommand] = set()
+        self._lanes = CommandLanes(self._may_handle, self._step)
         self._sealed: CommandBatch | None = None
         # Grows whenever what was handled and not committed must be handled again.
         self.generation = 0
@@ -103,7 +81,7 @@ class CommandQueue(Generic[S]):
     @property
     def has_waiting(self) -> bool:
         """True if commands wait to be handled."""
-        return any(lane.waiting for lane in self._lanes.values())
+        return self._lanes.has_waiting
 
     # Beginning and ending.
 
@@ -111,7 +89,7 @@ class CommandQueue(Generic[S]):
         """Begin to handle, on top of what is committed. `floor` is what the partition has forgotten."""
         self._is_begun, self.floor = True, floor
         self.open = CommandBatch(BatchName(epoch, 1), self.generation)
-        self._start_lanes()
+        self._lanes.start_all()
 
     def end(self) -> None:
         """Stop handling; what is not in a commit waits."""
@@ -129,24 +107,13 @@ class CommandQueue(Generic[S]):
 
     def fail_waiting(self, error: HeadraceError) -> None:
         """Give all callers whose commands wait an error."""
-        for lane in self._lanes.values():
-            for command in lane.waiting:
-                command.fail(error)
-            lane.waiting.clear()
-        self._alone.clear()
-        self._lanes = {id_: lane for id_, lane in self._lanes.items() if lane.is_running}
+        self._lanes.fail_waiting(error)
 
     # Commands.
 
     def add(self, command: PendingCommand) -> None:
         """Add a command; one that is handled again comes before those that arrived after it."""
-        aggregate = command.request.aggregate
-        lane = self._lanes.setdefault(aggregate, CommandLane())
-        command.stage = Stage.WAITING
-        lane.add(command)
-        if command.is_alone:
-            self._alone.add(command)
-        self._start_lane(aggregate, lane)
+        self._lanes.add(command)
 
     def again(self, commands: Sequence[PendingCommand]) -> None:
         """Add commands again that nobody has answered."""
@@ -159,10 +126,7 @@ class CommandQueue(Generic[S]):
         if command.stage is Stage.WAITING:
             if not command.done.done():
                 command.done.cancel()
-            if (lane := self._lanes.get(command.request.aggregate)) is not None:
-                self._take(command, lane)
-                if not lane.is_running:
-                    self._leave_lane(command.request.aggregate, lane)
+            self._lanes.remove(command)
 
     # Batches.
 
@@ -170,15 +134,16 @@ class CommandQueue(Generic[S]):
         """Return the open batch, to be committed, and open the next one."""
         batch = self._sealed = self.open
         self.open = CommandBatch(BatchName(batch.name.epoch, batch.name.number + 1), self.generation)
-        for command in batch.commands:
+        for command, _, _ in batch.outcomes:
             command.stage = Stage.SENT
-        self._start_lanes()
+        self._times.count()
+        self._lanes.start_all()
         return batch
 
     def unseal(self) -> None:
         """Go on after the fate of the sealed batch is known, and it was applied or rewound."""
         self._sealed = None
-        self._start_lanes()
+        self._lanes.start_all()
 
     def forget(self, aggregate: str, forgotten: BatchName) -> None:
         """Write a tombstone for an aggregate of which nothing is left but what it has forgotten.
@@ -195,53 +160,25 @@ class CommandQueue(Generic[S]):
 
     # Handling.
 
-    def _start_lanes(self) -> None:
-        for aggregate, lane in list(self._lanes.items()):
-            self._start_lane(aggregate, lane)
-
-    def _start_lane(self, aggregate: str, lane: CommandLane) -> None:
-        if not lane.is_running and self._may_handle(lane):
-            lane.is_running = True
-            self._make_ready(aggregate, lane)
-
-    def _make_ready(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the lane's next command soon. All lanes share one callback: a task for each command costs more."""
-        lane.is_next = True
-        self._ready.append((aggregate, lane))
-        if not self._is_called:
-            self._is_called = True
-            self._loop.call_soon(self._run_ready)
-
-    def _run_ready(self) -> None:
-        """Handle one command of each lane that is ready, up to a number of them."""
-        self._is_called = bool(self._ready)
-        if self._is_called:
-            self._loop.call_soon(self._run_ready)
-        for _ in range(min(len(self._ready), _AT_ONCE)):
-            self._step(*self._ready.popleft())
-
-    def _step(self, aggregate: str, lane: CommandLane) -> None:
+    def _step(self, lane: CommandLane) -> None:
         """Handle the lane's next command here; if something has to be waited for, in a task."""
-        if not self._may_handle(lane):
-            self._leave_lane(aggregate, lane)
-            return
         command = lane.waiting[0]
         is_waiting = command.work is not None or self._handling.is_async(command.request)
-        if aggregate not in self.live or is_waiting:
-            self._tasks.start(self._run_step(aggregate, lane))
+        if lane.aggregate not in self.live or is_waiting:
+            self._tasks.start(self._run_step(lane))
             return
         lane.is_next = False
         try:
-            rest = self._handle_now(aggregate, command, lane)
+            rest = self._handle_now(command, lane)
         except BaseException:
-            self._leave_lane(aggregate, lane)
+            self._lanes.leave(lane)
             raise
         if rest is not None:
-            self._tasks.start(self._run_step(aggregate, lane, rest))
+            self._tasks.start(self._run_step(lane, rest))
         else:
-            self._go_on(aggregate, lane)
+            self._lanes.go_on(lane)
 
-    async def _run_step(self, aggregate: str, lane: CommandLane, rest: Coroutine[Any, Any, None] | None = None) -> None:
+    async def _run_step(self, lane: CommandLane, rest: Coroutine[Any, Any, None] | None = None) -> None:
         """Handle the lane's next command, or the rest of one that was begun."""
         try:
             if rest is not None:
@@ -252,21 +189,9 @@ class CommandQueue(Generic[S]):
                     with self._traced(command):
                         await self._handle(command, lane)
         except BaseException:
-            self._leave_lane(aggregate, lane)
+            self._lanes.leave(lane)
             raise
-        self._go_on(aggregate, lane)
-
-    def _go_on(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the lane's next command later, if there is one that may be handled."""
-        if self._may_handle(lane):
-            self._make_ready(aggregate, lane)
-        else:
-            self._leave_lane(aggregate, lane)
-
-    def _leave_lane(self, aggregate: str, lane: CommandLane) -> None:
-        lane.is_running = lane.is_next = False
-        if not lane.waiting and self._lanes.get(aggregate) is lane:
-            del self._lanes[aggregate]
+        self._lanes.go_on(lane)
 
     def _may_handle(self, lane: CommandLane) -> bool:
         """Return True if the lane's next command may be handled now.
@@ -280,33 +205,16 @@ class CommandQueue(Generic[S]):
         if self._sealed is not None and self._sealed.generation != self.generation:
             return False
         count, head = len(self.open.outcomes), lane.waiting[0]
-        if self.open.is_alone or (head.is_alone and count) or (self._alone and self._is_overtaking(head)):
+        if self.open.is_alone or (head.is_alone and count) or self._lanes.is_overtaking(head):
             return False
         limits = self._engine.limits
         return count < limits.batch_commands and self.open.size_bytes < limits.batch_bytes
-
-    def _is_overtaking(self, head: PendingCommand) -> bool:
-        """Return True if an earlier command waits for a batch of its own, and its aggregate is free."""
-        for alone in self._alone:
-            lane = self._lanes.get(alone.request.aggregate)
-            is_free = lane is not None and (lane.is_next or not lane.is_running)
-            is_next = lane is not None and is_free and lane.waiting and lane.waiting[0] is alone
-            if is_next and alone.number < head.number:
-                return True
-        return False
-
-    def _take(self, command: PendingCommand, lane: CommandLane) -> None:
-        """Take a command out of its lane; those that waited for it to be alone need not any more."""
-        lane.remove(command)
-        if command in self._alone:
-            self._alone.discard(command)
-            self._start_lanes()
 
     def _is_expired(self, command: PendingCommand, lane: CommandLane) -> bool:
         """Return True, and take the command out of its lane, if its deadline has passed."""
         if self._loop.time() < command.deadline_s:
             return False
-        self._take(command, lane)
+        self._lanes.take(command, lane)
         command.fail(CommandExpired(self._engine.name, command.request.aggregate, command.timeout_s))
         return True
 
@@ -321,20 +229,24 @@ class CommandQueue(Generic[S]):
             command=request.kind,
         )
 
-    def _handle_now(
-        self, aggregate: str, command: PendingCommand, lane: CommandLane
-    ) -> Coroutine[Any, Any, None] | None:
+    def _handle_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
         """Handle the lane's first command, whose aggregate is in memory; return what is left to await, if anything."""
         if self._is_expired(command, lane):
             return None
-        command.stage = Stage.HANDLED
-        record = self.live.get(aggregate, self._loop.time())
+        if not command.request.trace and not is_traced():
+            return self._decide_now(command, lane)
         with self._traced(command):
-            with metrics.stage(self._engine.name, "handle"):
-                found = self._admitted(command, record)
-            if not isinstance(found, _FOUND):
-                return self._handle_later(command, lane, record, found)
-            self._settle(command, lane, record, found)
+            return self._decide_now(command, lane)
+
+    def _decide_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
+        command.stage = Stage.HANDLED
+        record = self.live.get(lane.aggregate, self._loop.time())
+        began_s, now_ms = time.perf_counter(), self._now_ms()
+        found = self._admitted(command, record, now_ms)
+        self._times.handle.append(time.perf_counter() - began_s)
+        if not isinstance(found, _FOUND):
+            return self._handle_later(command, lane, record, found)
+        self._settle(command, lane, record, found, now_ms)
         return None
 
     async def _handle_later(
@@ -350,7 +262,7 @@ class CommandQueue(Generic[S]):
         if generation != self.generation:
             command.stage = Stage.WAITING
         else:
-            self._settle(command, lane, record, found)
+            self._settle(command, lane, record, found, self._now_ms())
 
     async def _handle(self, command: PendingCommand, lane: CommandLane) -> None:
         """Handle the lane's first command, unless what it looked at counts no more when it is through."""
@@ -363,7 +275,7 @@ class CommandQueue(Generic[S]):
         try:
             record = await self._newest(command.request.aggregate)
             with metrics.stage(self._engine.name, "handle"):
-                found = self._admitted(command, record)
+                found = self._admitted(command, record, self._now_ms())
                 if not isinstance(found, _FOUND):
                     found = await found
         except HeadraceError as error:
@@ -371,10 +283,10 @@ class CommandQueue(Generic[S]):
         if generation != self.generation:
             command.stage = Stage.WAITING
         else:
-            self._settle(command, lane, record, found)
+            self._settle(command, lane, record, found, self._now_ms())
 
     def _admitted(
-        self, command: PendingCommand, record: AggregateRecord | None
+        self, command: PendingCommand, record: AggregateRecord | None, now_ms: int
     ) -> Decision | Repeated | HeadraceError | Awaitable[Decision]:
         """Return the handler's decision, or the reply or the error that a command gets without its handler."""
         try:
@@ -384,7 +296,7 @@ class CommandQueue(Generic[S]):
             self._check_attempts(command)
         except HeadraceError as error:
             return error
-        return self._handling.begin(record, command.request, now_ms=self._now_ms())
+        return self._handling.begin(record, command.request, now_ms=now_ms)
 
     def _settle(
         self,
@@ -392,16 +304,16 @@ class CommandQueue(Generic[S]):
         lane: CommandLane,
         record: AggregateRecord | None,
         found: Decision | Repeated | HeadraceError,
+        now_ms: int,
     ) -> None:
         """Put what a command leads to into the open batch, or answer it, and take it out of its lane."""
-        match found:
-            case Decision():
-                self._finish(command, record, found)
-            case Repeated():
-                self._answer(command, found.reply, True)
-            case HeadraceError():
-                self._answer(command, found, False)
-        self._take(command, lane)
+        if isinstance(found, Decision):
+            self._finish(command, record, found, now_ms)
+        elif isinstance(found, Repeated):
+            self._answer_now(command, found.reply, True)
+        else:
+            self._answer_now(command, found, False)
+        self._lanes.take(command, lane)
 
     async def _do_work(self, command: PendingCommand, work: BatchWork, lane: CommandLane) -> None:
         """Handle what no caller has sent. Unlike a command it may find that there is nothing to do any more."""
@@ -419,12 +331,15 @@ class CommandQueue(Generic[S]):
             command.fail(error)
         else:
             self._put(command, outcome)
-        self._take(command, lane)
+        self._lanes.take(command, lane)
 
     def _put(self, command: PendingCommand, outcome: WorkOutcome | None) -> None:
-        """Put what work leads to into the open batch; nothing if there was nothing to do."""
+        """Put what work leads to into the open batch; nothing if there was nothing to do.
+
+        That is answered when it is sure: a batch that is not committed yet may have left nothing to do.
+        """
         if outcome is None:
-            command.answer(Answer(NOTHING_DONE, self.open.name))
+            self._answer(command, NOTHING_DONE, False)
             return
         self.open.add(command, outcome.handled)
         for key, value in outcome.states.items():
@@ -433,24 +348,30 @@ class CommandQueue(Generic[S]):
             self.live.change(command.request.aggregate, outcome.handled.record, self.open.name, self._loop.time())
         self._on_work()
 
-    def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision) -> None:
+    def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision, now_ms: int) -> None:
         """Put what a command leads to into the open batch."""
-        request, batch = command.request, self.open
+        request, batch, began_s = command.request, self.open, time.perf_counter()
         try:
-            with metrics.stage(self._engine.name, "serialize"):
-                handled = self._handling.finish(
-                    record, request, decision, batch=batch.name, floor=self.floor, now_ms=self._now_ms()
-                )
+            handled = self._handling.finish(
+                record, request, decision, batch=batch.name, floor=self.floor, now_ms=now_ms
+            )
         except HeadraceError as error:
-            self._answer(command, error, False)
+            self._answer_now(command, error, False)
             return
+        finally:
+            self._times.serialize.append(time.perf_counter() - began_s)
         if not handled.writes:
-            self._answer(command, handled.reply, False)
+            self._answer_now(command, handled.reply, False)
             return
         batch.add(command, handled)
         if handled.record is not None:
             self.live.change(request.aggregate, handled.record, batch.name, self._loop.time())
         self._on_work()
+
+    def _answer_now(self, command: PendingCommand, outcome: Outcome, is_repeated: bool) -> None:
+        """Answer a command that needs no commit of its own."""
+        self._times.count()
+        self._answer(command, outcome, is_repeated)
 
     async def _newest(self, aggregate: str) -> AggregateRecord | None:
         """Return the aggregate's record with all that was handled so far, committed or not."""

@@ -23,6 +23,7 @@ from headrace.engine.models import Engine
 from headrace.errors import BadArgument, NotReadable
 from headrace.model import Headers, NewRecord, Record, partition_of
 from headrace.outbox import EVENT_ID
+from headrace.runtime import own_text
 
 __all__ = [
     "COMMAND_HEADER",
@@ -170,6 +171,6 @@ def dead_letters_of(topic: str) -> str:
 
 def dead_letter(record: Record, error: BaseException | str, *, topic: str) -> NewRecord:
     """Return a record that could not be handled, with the reason and its place, for the topic of such records."""
-    reason = (error if isinstance(error, str) else str(error) or repr(error))[:_REASON_AT_MOST]
+    reason = (error if isinstance(error, str) else own_text(error) or type(error).__name__)[:_REASON_AT_MOST]
     headers = (*record.headers, (_ERROR_HEADER, reason.encode()), (_PLACE_HEADER, place_of(record).encode()))
     return NewRecord(topic, record.key, record.value, headers)

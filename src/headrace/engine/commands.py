@@ -11,11 +11,12 @@ import msgspec
 from headrace import errors
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord
-from headrace.engine.results import CommandResult, Failed, Rejected, Success
+from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
 from headrace.errors import BadArgument, HeadraceError, NotReadable, OperationFailed
 from headrace.model import MAX_SEQ_NR
-from headrace.protocol import check_id, check_text
+from headrace.protocol import check_finite, check_id, check_text
 from headrace.state import RESERVED_PREFIX, BatchName, ValueCodec, parse_batch
+from headrace.store import MAX_ID_BYTES
 
 __all__ = [
     "AggregateAnswer",
@@ -38,12 +39,17 @@ __all__ = [
     "encode_request",
     "error_of",
     "failed_reply",
+    "rejected_reply",
     "result_of",
+    "shortened_reply",
     "since_of",
+    "value_json",
 ]
 
 _MAX_COMMAND_ID_BYTES = 1024
 _SINCE_AT_MOST = 40
+_NO_EVENTS = b"[]"
+_REASON_AT_MOST = 500
 
 
 class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command", gc=False):
@@ -195,8 +201,41 @@ def failed_reply(error: HeadraceError) -> FailedReply:
     return FailedReply(type(error).__name__, dict(vars(error)))
 
 
+def value_json(value: Any) -> bytes:  # noqa: ANN401
+    """Return a value of a handler as JSON. Raises ValueError for numbers that JSON does not have."""
+    data = msgspec.json.encode(value)
+    if b"null" in data:
+        check_finite(value)
+    return data
+
+
+def rejected_reply(version: int, reject: Reject) -> RejectedReply:
+    """Return the reply to a command that the application does not accept. Raises BadArgument."""
+    code, message = check_text("code", reject.code), check_text("message", reject.message)
+    try:
+        details = value_json(dict(reject.details))
+    except (TypeError, ValueError) as error:
+        raise BadArgument("details", repr(reject.details), f"JSON must be able to carry them: {error}") from error
+    return RejectedReply(version, code, message, details)
+
+
+def shortened_reply(reply: CommandReply, limit_bytes: int) -> CommandReply:
+    """Return what is remembered of a reply: all of it, or what happened and no more."""
+    if len(encode_reply(reply)) <= limit_bytes:
+        return reply
+    match reply:
+        case SuccessReply():
+            return SuccessReply(reply.version, None, _NO_EVENTS, is_kept=False)
+        case RejectedReply():
+            return RejectedReply(reply.version, reply.code, reply.message[:_REASON_AT_MOST], b"{}")
+        case FailedReply():
+            return reply
+
+
 def check_aggregate_id(aggregate: object) -> str:
     """Return the id if an aggregate can have it. Raises BadArgument."""
+    if type(aggregate) is str and aggregate.isascii() and 0 < len(aggregate) <= MAX_ID_BYTES and aggregate[0] != "\0":
+        return aggregate  # the usual case
     text = check_id(aggregate)
     if text.encode().startswith(RESERVED_PREFIX):
         raise BadArgument("aggregate", text, "ids that begin with NUL and 'hr' are Headrace's own")
@@ -243,11 +282,7 @@ def result_of(
         case SuccessReply():
             return Success(
                 state=codec.decode(reply.state) if reply.state is not None else None,
-                events=tuple(
-                    event
-                    for each in msgspec.json.decode(reply.events)
-                    for event in engine.events.events_of(each, "an event of a reply")
-                ),
+                events=engine.events.events_in(reply.events, "an event of a reply"),
                 version=reply.version,
                 value=msgspec.json.decode(reply.value) if reply.value is not None else None,
                 since=str(since),

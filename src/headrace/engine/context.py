@@ -10,7 +10,7 @@ from headrace.engine.commands import check_aggregate_id
 from headrace.engine.models import Engine
 from headrace.engine.results import Reject
 from headrace.engine.timers import Timer, Timers, check_timer_name, due_at_ms, replaced
-from headrace.errors import BadArgument, UnknownCommand
+from headrace.errors import BadArgument, ContextEnded, UnknownCommand
 from headrace.model import NewRecord
 from headrace.state import Duration
 
@@ -35,7 +35,25 @@ class CommandContext(Generic[S]):
     """One run of a handler. Nothing of it takes effect before the commit, and it may run again if a commit fails.
 
     `state` is the aggregate's state, with the events that this handler has persisted so far; `timers` are its timers.
+    A task that the handler has started and not awaited can't use it any more when the handler has returned: every call
+    then raises ContextEnded.
     """
+
+    __slots__ = (
+        "_engine",
+        "_had_state",
+        "_has_ended",
+        "_set_here",
+        "aggregate",
+        "command_id",
+        "events",
+        "now_ms",
+        "outputs",
+        "state",
+        "timers",
+        "value",
+        "version",
+    )
 
     def __init__(
         self,
@@ -59,10 +77,12 @@ class CommandContext(Generic[S]):
         self.timers = timers
         self._engine = engine
         self._had_state = state is not None
-        self._set_here: set[str] = set()
+        self._set_here: tuple[str, ...] = ()
+        self._has_ended = False
 
     def persist(self, *events: Any) -> S | None:  # noqa: ANN401
         """Add events to the aggregate's journal; return the state after them."""
+        self._check_running("persist")
         for event in events:
             self.state = self._applied(event)
             self.events.append(event)
@@ -77,6 +97,7 @@ class CommandContext(Generic[S]):
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
         """Write a record to another topic, one of the engine's `outputs`, in the same transaction."""
+        self._check_running("persist_to")
         if topic not in self._engine.outputs:
             rule = f"engine {self._engine.name!r} may write to {list(self._engine.outputs)}; name it in outputs="
             raise BadArgument("topic", topic, rule)
@@ -85,6 +106,7 @@ class CommandContext(Generic[S]):
 
     def update_state(self, state: S | None) -> None:
         """Set the state, in an engine without a journal; with one, the state is what the events make of it."""
+        self._check_running("update_state")
         if self._engine.journal_topic is not None:
             rule = "the state of an engine with a journal comes from its events; persist one, or declare journal=None"
             raise BadArgument("state", type(state).__name__, rule)
@@ -104,6 +126,7 @@ class CommandContext(Generic[S]):
         It replaces the timer of the same name, which is the command's class if none is given. For another aggregate
         the engine needs a command topic. Raises BadArgument, UnknownCommand, NotStorable.
         """
+        self._check_running("schedule")
         if type(command).__name__ not in self._engine.commands.names:
             raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
         kind, data = self._engine.commands.encode(command)
@@ -117,10 +140,11 @@ class CommandContext(Generic[S]):
         if len(timers) > limit:
             raise BadArgument("timers", len(timers), f"an aggregate has {limit} at most; raise EngineLimits.timers")
         self.timers = timers
-        self._set_here.add(name)
+        self._set_here += (name,)
 
     def cancel(self, name: str) -> bool:
         """Cancel the timer of a name; returns False if there is none, because it has fired or was never set."""
+        self._check_running("cancel")
         left = replaced(self.timers, name)
         had, self.timers = len(left) < len(self.timers), left
         return had
@@ -133,11 +157,22 @@ class CommandContext(Generic[S]):
 
     def reply(self, value: Any) -> None:  # noqa: ANN401
         """Give the caller a value, which JSON can carry, with the result."""
+        self._check_running("reply")
         self.value = value
 
     def reject(self, code: str, message: str = "", **details: Any) -> NoReturn:  # noqa: ANN401
         """Refuse the command: nothing of this run takes effect."""
+        self._check_running("reject")
         raise CommandRejected(Reject(code, message, details))
+
+    def end(self) -> None:
+        """Take nothing more: the handler has returned, or failed."""
+        self._has_ended = True
+
+    def _check_running(self, call: str) -> None:
+        if self._has_ended:
+            what = f"the handler of a command for {self.aggregate!r} of engine {self._engine.name!r}"
+            raise ContextEnded(what, f"context.{call}")
 
     def _applied(self, event: Any) -> S | None:  # noqa: ANN401
         try:

@@ -17,16 +17,18 @@ from headrace.engine.command_records import command_record
 from headrace.engine.commands import (
     CommandReply,
     CommandRequest,
-    FailedReply,
-    RejectedReply,
     SuccessReply,
     check_request,
     decode_reply,
     encode_reply,
     failed_reply,
+    rejected_reply,
+    shortened_reply,
+    value_json,
 )
 from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
-from headrace.engine.kept_commands import metadata_of
+from headrace.engine.decisions import Decision, Repeated, decision_of
+from headrace.engine.journal_records import JournalRecords
 from headrace.engine.models import Engine
 from headrace.engine.records import (
     UNKNOWN_DIGEST,
@@ -36,32 +38,30 @@ from headrace.engine.records import (
     remembering,
     without_oldest,
 )
-from headrace.engine.results import Reject
-from headrace.engine.timers import Cancel, Schedule, Timer, Timers
+from headrace.engine.timers import Timer
 from headrace.errors import (
     BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
     CommandTooLate,
-    HeadraceError,
     NotReadable,
     UnknownCommand,
     WrongVersion,
 )
-from headrace.journal import AppendOptions, new_append
-from headrace.model import Event, NewRecord, TopicPartition, size_of
-from headrace.protocol import Purge, check_events, check_finite, check_text, encode_action
+from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.runtime import error_text
 from headrace.state import BatchName
 
-__all__ = ["CommandHandling", "Decision", "HandledCommand", "RecordLimits", "Repeated"]
+__all__ = ["CommandHandling", "HandledCommand", "RecordLimits"]
 
 S = TypeVar("S")
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
 _NO_EVENTS = b"[]"
+# What a reply takes at most besides its state, its events and its value.
+_REPLY_OVERHEAD_BYTES = 128
 _REASON_AT_MOST = 500
 
 
@@ -73,35 +73,18 @@ class RecordLimits(NamedTuple):
     outputs_bytes: Mapping[str, int] = {}
 
 
-class Repeated(NamedTuple):
-    """A command whose id is remembered: this was its reply."""
-
-    reply: CommandReply
-
-
-class Decision(NamedTuple):
-    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay."""
-
-    state: Any = None
-    events: tuple[Any, ...] = ()
-    outputs: tuple[NewRecord, ...] = ()
-    value: Any = None
-    reject: Reject | None = None
-    error: HeadraceError | None = None
-    now_ms: int = 0
-    timers: Timers | None = None
-
-
 class HandledCommand(NamedTuple):
     """What a command leads to. Without a `record` the aggregate stays as it is.
 
-    `value` is the encoded record, `records` are those of the journal and of other topics, in order.
+    `value` is the encoded record, `records` are those of the journal and of other topics, in order, and `size_bytes` is
+    what these records take in the log.
     """
 
     reply: CommandReply
     record: AggregateRecord | None = None
     value: bytes = b""
     records: tuple[NewRecord, ...] = ()
+    size_bytes: int = 0
 
     @property
     def writes(self) -> bool:
@@ -115,6 +98,7 @@ class _Change(NamedTuple):
     record: AggregateRecord
     reply: CommandReply
     records: tuple[NewRecord, ...] = ()
+    size_bytes: int = 0
 
 
 class CommandHandling(Generic[S]):
@@ -124,9 +108,11 @@ class CommandHandling(Generic[S]):
         self.engine = engine
         self.values = values
         self.state_at = TopicPartition(engine.state_topic, partition)
-        self._journal_at = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
+        topic = engine.journal_topic
+        self._journal = None if topic is None else JournalRecords(engine, TopicPartition(topic, partition))
         self._limits = limits
-        self._append_options = AppendOptions(origin=engine.name)
+        # What certainly fits into a record of the state topic, beside the aggregate's id.
+        self._state_bytes = limits.state_bytes - size_of(NewRecord(engine.state_topic)) - _BATCH_HEADER_BYTES
 
     def admit(self, record: AggregateRecord | None, request: CommandRequest, floor: BatchName) -> Repeated | None:
         """Return the reply of a command that was seen before; None if it is to be handled.
@@ -164,7 +150,7 @@ class CommandHandling(Generic[S]):
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
-        stage = "state"
+        stage, context = "state", None
         try:
             state = self._state_of(record)
             context = CommandContext(
@@ -180,8 +166,10 @@ class CommandHandling(Generic[S]):
             returned = self._call(request, state, context)
             if hasattr(returned, "__await__"):
                 return self._awaited(request, context, returned)
-            return _decision(context, returned)
+            return decision_of(context, returned)
         except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+            if context is not None:
+                context.end()
             return self._undecided(request, stage, error)
 
     def finish(
@@ -230,15 +218,19 @@ class CommandHandling(Generic[S]):
         """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
         to = timer.aggregate or aggregate
         request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
-        sent = command_record(self.engine, to, timer.kind, timer.data)
+        size_bytes = 0
         reply: CommandReply = SuccessReply(record.version, record.state, _NO_EVENTS)
-        records: tuple[NewRecord, ...] = (sent,)
+        records: tuple[NewRecord, ...] = ()
         try:
-            self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+            sent = command_record(self.engine, to, timer.kind, timer.data)
+            size_bytes = self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+            records = (sent,)
         except CommandTooLarge as error:
-            reply, records = failed_reply(error), ()
+            reply = failed_reply(error)
+        except BadArgument as error:  # the engine was declared with a command topic when the timer was set
+            reply = failed_reply(self._failed(request, "timer", error))
         kept, value = self._fitted(record, request)
-        return HandledCommand(reply, kept, value, records)
+        return HandledCommand(reply, kept, value, records, size_bytes)
 
     def output_limit(self, topic: str) -> int:
         """Return how large a record of another topic may be."""
@@ -265,13 +257,15 @@ class CommandHandling(Generic[S]):
 
     async def _awaited(self, request: CommandRequest, context: CommandContext[S], returned: Awaitable[Any]) -> Decision:
         try:
-            return _decision(context, await returned)
+            return decision_of(context, await returned)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
         except Exception as error:
             return self._undecided(request, "handler", error)
+        finally:
+            context.end()
 
     def _undecided(self, request: CommandRequest, stage: str, error: BaseException) -> Decision:
         """Return the decision on a command whose handler raised something."""
@@ -292,27 +286,35 @@ class CommandHandling(Generic[S]):
         if decision.error is not None:
             raise decision.error
         if decision.reject is not None:
-            return _Change(base, _rejected(base.version, decision.reject))
-        payloads = [self.engine.events.payload(event) for event in decision.events]
+            return _Change(base, rejected_reply(base.version, decision.reject))
+        payloads = [self.engine.events.payload_json(event) for event in decision.events]
         state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
         if decision.timers is not None and decision.timers != base.timers:
             record = msgspec.structs.replace(record, timers=decision.timers)
-        records = (*self._journal_records(base, request, decision, payloads, record), *decision.outputs)
+        journal, size_bytes = self._journal_records(base, request, decision, payloads, record)
         for output in decision.outputs:
-            self._check_size(request, f"record for {output.topic!r}", output, self._limits.outputs_bytes[output.topic])
-        value = _value_json(decision.value) if decision.value is not None else None
+            limit = self._limits.outputs_bytes[output.topic]
+            size_bytes += self._check_size(request, f"record for {output.topic!r}", output, limit)
+        value = value_json(decision.value) if decision.value is not None else None
         # What the caller is told is the version that the command led to, also if the journal was purged with it.
-        version = base.version + len(payloads) if self._journal_at is not None else record.version
-        reply = SuccessReply(version, state, msgspec.json.encode(payloads) if payloads else _NO_EVENTS, value)
-        size, limit = len(encode_reply(reply)), self.engine.limits.reply_bytes
+        version = base.version + len(payloads) if self._journal is not None else record.version
+        reply = SuccessReply(version, state, b"[%b]" % b",".join(payloads) if payloads else _NO_EVENTS, value)
+        self._check_reply(request, reply)
+        return _Change(record, reply, (*journal, *decision.outputs), size_bytes)
+
+    def _check_reply(self, request: CommandRequest, reply: SuccessReply) -> None:
+        """Raise CommandTooLarge for a reply that is too large; most are so small that they need not be encoded."""
+        limit = self.engine.limits.reply_bytes
+        if len(reply.state or b"") + len(reply.events) + len(reply.value or b"") + _REPLY_OVERHEAD_BYTES <= limit:
+            return
+        size = len(encode_reply(reply))
         if size > limit:
             raise CommandTooLarge(self.engine.name, request.aggregate, "reply", size, limit)
-        return _Change(record, reply, records)
 
     def _next(self, base: AggregateRecord, state: bytes | None, events: int) -> AggregateRecord:
         """Return the aggregate's next record; the same one if nothing has changed."""
-        if self._journal_at is None:
+        if self._journal is None:
             if state == base.state:
                 return base
             return msgspec.structs.replace(base, state=state, version=base.version + 1)
@@ -326,28 +328,18 @@ class CommandHandling(Generic[S]):
         base: AggregateRecord,
         request: CommandRequest,
         decision: Decision,
-        payloads: Sequence[Any],
+        payloads: Sequence[bytes],
         record: AggregateRecord,
-    ) -> list[NewRecord]:
-        """Return the Append of the events, and a Purge if the aggregate is gone and its journal goes with it."""
-        if self._journal_at is None or not payloads:
-            return []
-        numbered = [
-            Event(base.version + n, payload, self.engine.tags_of(event))
-            for n, (event, payload) in enumerate(zip(decision.events, payloads, strict=True), start=1)
-        ]
-        options = self._append_options
-        if self.engine.keep_commands:
-            options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
-        with_digest = request.command_id is not None
-        new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
-        append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
-        self._check_size(request, "events", append, self._limits.journal_bytes)
+    ) -> tuple[tuple[NewRecord, ...], int]:
+        """Return the Append of the events, and a Purge if the aggregate's journal goes with it; and their size."""
+        if self._journal is None or not payloads:
+            return (), 0
+        append = self._journal.append(base.version, request, decision, payloads)
+        size_bytes = self._check_size(request, "events", append, self._limits.journal_bytes)
         if record.version != 0:
-            return [append]
-        purge = encode_action(Purge(origin=self.engine.name))
-        at = self._journal_at
-        return [append, NewRecord(at.topic, request.aggregate.encode(), None, purge, at.partition)]
+            return (append,), size_bytes
+        purge = self._journal.purge(request.aggregate)
+        return (append, purge), size_bytes + size_of(purge)
 
     def _remembered(
         self, base: AggregateRecord, change: _Change, request: CommandRequest, *, batch: BatchName, now_ms: int
@@ -356,18 +348,20 @@ class CommandHandling(Generic[S]):
         record = change.record
         if request.command_id is not None:
             limits = self.engine.limits
-            kept = encode_reply(_shortened(change.reply, limits.remembered_reply_bytes))
+            kept = encode_reply(shortened_reply(change.reply, limits.remembered_reply_bytes))
             command = RememberedCommand(request.command_id, request.digest, batch, now_ms, kept)
             record = remembering(record, command, limits, now_ms)
         elif record is base:
-            return HandledCommand(change.reply, records=change.records)
+            return HandledCommand(change.reply, records=change.records, size_bytes=change.size_bytes)
         record, value = self._fitted(record, request)
-        return HandledCommand(change.reply, record, value, change.records)
+        return HandledCommand(change.reply, record, value, change.records, change.size_bytes)
 
     def _fitted(self, record: AggregateRecord, request: CommandRequest) -> tuple[AggregateRecord, bytes]:
         """Return the record and its bytes, without its oldest ids if it would be too large for its topic."""
         while True:
             value = self.values.encode(record)
+            if len(value) + 4 * len(request.aggregate) <= self._state_bytes:  # four bytes hold any character
+                return record, value
             written = NewRecord(self.state_at.topic, request.aggregate.encode(), value)
             if size_of(written) + _BATCH_HEADER_BYTES <= self._limits.state_bytes:
                 return record, value
@@ -375,10 +369,12 @@ class CommandHandling(Generic[S]):
                 self._check_size(request, "state", written, self._limits.state_bytes)
             record = without_oldest(record, 1)
 
-    def _check_size(self, request: CommandRequest, part: str, record: NewRecord, limit_bytes: int) -> None:
+    def _check_size(self, request: CommandRequest, part: str, record: NewRecord, limit_bytes: int) -> int:
+        """Return what a record takes in the log. Raises CommandTooLarge."""
         size = size_of(record) + _BATCH_HEADER_BYTES
         if size > limit_bytes:
             raise CommandTooLarge(self.engine.name, request.aggregate, part, size, limit_bytes)
+        return size
 
 
 def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
@@ -388,65 +384,3 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
-
-
-def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
-    """Do what one value of a handler's result stands for: an event, or a change of a timer."""
-    match returned:
-        case Schedule(command=command, at=at, after=after, name=name, aggregate=aggregate):
-            context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
-        case Cancel(name=name):
-            context.cancel(name)
-        case _:
-            context.persist(returned)
-
-
-def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
-    """Return what a handler decided, from what it returned and what it did with its context."""
-    if isinstance(returned, Reject):
-        return Decision(reject=returned)
-    if returned is not None:
-        for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
-            _do(context, each)
-    return Decision(
-        context.state,
-        tuple(context.events),
-        tuple(context.outputs),
-        context.value,
-        now_ms=context.now_ms,
-        timers=context.timers_left(),
-    )
-
-
-def _is_named(value: object) -> bool:
-    """Return True for a NamedTuple, which is one event and not several."""
-    return hasattr(value, "_fields")
-
-
-def _value_json(value: Any) -> bytes:  # noqa: ANN401
-    data = msgspec.json.encode(value)
-    if b"null" in data:
-        check_finite(value)
-    return data
-
-
-def _rejected(version: int, reject: Reject) -> RejectedReply:
-    code, message = check_text("code", reject.code), check_text("message", reject.message)
-    try:
-        details = _value_json(dict(reject.details))
-    except (TypeError, ValueError) as error:
-        raise BadArgument("details", repr(reject.details), f"JSON must be able to carry them: {error}") from error
-    return RejectedReply(version, code, message, details)
-
-
-def _shortened(reply: CommandReply, limit_bytes: int) -> CommandReply:
-    """Return what is remembered of a reply: all of it, or what happened and no more."""
-    if len(encode_reply(reply)) <= limit_bytes:
-        return reply
-    match reply:
-        case SuccessReply():
-            return SuccessReply(reply.version, None, _NO_EVENTS, is_kept=False)
-        case RejectedReply():
-            return RejectedReply(reply.version, reply.code, reply.message[:_REASON_AT_MOST], b"{}")
-        case FailedReply():
-            return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,12 +148,19 @@ class EngineHosting:
         """Return the client of an engine, which any node of the cluster may serve."""
         found = self._clients.get(engine.name)
         if found is None:
-            route = EngineRoute(engine, lambda: self._attached().router, self._layouts)
+            route = EngineRoute(
+                engine, lambda: self._attached().router, self._layouts, partial(self._own_partition, engine.name)
+            )
             found = EngineClient(engine, lambda: route, registry=self._registry)
             self._clients[engine.name] = found
         if found.engine is not engine:
             raise BadArgument("engine", engine.name, "another engine of this name is declared already")
         return found
+
+    def _own_partition(self, engine: str, partition: int) -> EnginePartition[Any] | None:
+        """Return this node's own partition of an engine; None if it has none that is open."""
+        host = self._attached().host(engine, partition)
+        return host if isinstance(host, EnginePartition) else None
 
     def _attached(self) -> HostingNode:
         if self._node is None:

@@ -27,7 +27,8 @@ from headrace.engine.commands import (
     error_of,
     failed_reply,
 )
-from headrace.engine.handling import CommandHandling, Decision, HandledCommand
+from headrace.engine.decisions import Decision
+from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.models import CommandInput, Engine
 from headrace.engine.places import InputPlaces, InputSpan, input_key
 from headrace.engine.pump import LaneWork, WrittenRecords
@@ -35,7 +36,7 @@ from headrace.engine.records import AggregateRecord
 from headrace.engine.work import WorkOutcome
 from headrace.errors import BadArgument, CommandIdReused, CommandTooLate, UnknownCommand, UnknownTopic
 from headrace.log import Log, ensure_topic
-from headrace.model import NewRecord, Record, TopicConfig, TopicPartition, partition_of
+from headrace.model import NewRecord, Record, TopicConfig, TopicPartition, partition_of, size_of
 from headrace.state import BatchName
 
 __all__ = ["CommandSource", "command_inputs", "ensure_dead_letters"]
@@ -179,7 +180,9 @@ class TopicCommand:
             handled = self._handling.finish(record, self._request, decided, batch=batch, floor=floor, now_ms=now_ms)
         else:
             handled = HandledCommand(decided)
-        handled = handled._replace(records=(*handled.records, *self._told(handled.reply)))
+        told = self._told(handled.reply)
+        size_bytes = handled.size_bytes + sum(map(size_of, told))
+        handled = handled._replace(records=(*handled.records, *told), size_bytes=size_bytes)
         return WorkOutcome(handled, {self._span.key: self._places.finish(self._span)})
 
     def _told(self, reply: CommandReply) -> list[NewRecord]:

@@ -6,7 +6,7 @@ to read on, and which records behind that are done already. All decisions, no I/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -64,13 +64,26 @@ class InputPlace(msgspec.Struct, frozen=True, array_like=True):
             return False
         return span.end <= self.next_offset or any(end == span.end for _, end in self.done)
 
+    def is_apart(self, span: InputSpan) -> bool:
+        """Return True if the span is done and begins elsewhere than noted: records before it were compacted since."""
+        return any(end == span.end and first != span.first for first, end in self.done)
+
     def after(self, span: InputSpan) -> InputPlace:
-        """Return the place after one more span is done."""
-        done, next_offset = dict((*self.done, (span.first, span.end))), self.next_offset
+        """Return the place after one more span is done, or after one that is done turned out to begin elsewhere."""
+        others = [(first, end) for first, end in self.done if end != span.end]
+        return self._with(self.next_offset, (*others, (span.first, span.end)))
+
+    def moved_to(self, offset: int) -> InputPlace:
+        """Return the place when the log begins at an offset behind it; what is done beyond that stays done."""
+        return self._with(max(offset, self.next_offset), self.done)
+
+    def _with(self, next_offset: int, spans: Iterable[tuple[int, int]]) -> InputPlace:
+        done = dict(spans)
         while next_offset in done:
             next_offset = done.pop(next_offset)
+        left = sorted((first, end) for first, end in done.items() if end > next_offset)
         attempts = 0 if next_offset > self.next_offset else self.attempts
-        return InputPlace(FORMAT, self.topic_id, next_offset, tuple(sorted(done.items())), attempts)
+        return InputPlace(FORMAT, self.topic_id, next_offset, tuple(left), attempts)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -106,7 +119,11 @@ class InputPlaces:
     def get(self, key: bytes) -> InputPlace | None:
         """Return the newest place of an input; None if it was never read. Raises NotReadable."""
         found = self._newest.get(key)
-        return found if found is not None else decode_place(self._stored(key))
+        return found if found is not None else self.committed(key)
+
+    def committed(self, key: bytes) -> InputPlace | None:
+        """Return the place of an input that is in the log; None if there is none. Raises NotReadable."""
+        return decode_place(self._stored(key))
 
     def put(self, key: bytes, place: InputPlace) -> bytes:
         """Take a new place, which the open batch writes; returns its bytes."""
@@ -119,11 +136,11 @@ class InputPlaces:
         return place is not None and place.is_done(span)
 
     def finish(self, span: InputSpan) -> bytes:
-        """Note that a span is done; returns the bytes of the new place."""
+        """Note that a span is done; returns the bytes of the new place. One of a topic that is gone moves nothing."""
         place = self.get(span.key)
-        if place is None or place.topic_id != span.topic_id:
+        if place is None:
             place = InputPlace.begin(span.topic_id, span.first)
-        return self.put(span.key, place.after(span))
+        return self.put(span.key, place.after(span) if place.topic_id == span.topic_id else place)
 
     def clear(self) -> None:
         """Forget what uncommitted batches did."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.cluster import Committed
+from headrace.engine.commands import Answer, CommandRequest
 from headrace.model import NewRecord
 
 __all__ = ["EngineRouter", "PartitionOwner"]
@@ -31,6 +32,10 @@ class PartitionOwner(Protocol):
         """Wait until a read may be answered."""
         ...
 
+    def may_reply(self, committed: Committed) -> bool:
+        """Return True if the answers to a batch may leave now."""
+        ...
+
     async def reply_gate(self, committed: Committed) -> None:
         """Wait until the answers to a batch may leave."""
         ...
@@ -41,6 +46,10 @@ class EngineRouter(Protocol):
 
     def partition(self, group: str, key: bytes) -> int:
         """Return the partition of a key."""
+        ...
+
+    async def send(self, partition: int, request: CommandRequest, *, timeout_s: float | None) -> Answer:
+        """Return the owner's answer to a command."""
         ...
 
     async def ask(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.engine import metrics
 from headrace.engine.batches import PendingCommand
 from headrace.engine.command_records import dead_letter, place_of
+from headrace.engine.commands import Answer
 from headrace.engine.handling import HandledCommand
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan
 from headrace.engine.records import AggregateRecord
@@ -23,9 +24,9 @@ from headrace.engine.timer_loop import SubmitWork
 from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, Refused, UnreadableRecord
 from headrace.log import Log
-from headrace.model import Bounds, NewRecord, Record, TopicPartition
+from headrace.model import Bounds, NewRecord, Record, TopicPartition, size_of
 from headrace.observe import get_logger
-from headrace.runtime import Backoff, crash_point
+from headrace.runtime import Backoff, crash_point, error_text, own_text
 from headrace.state import BatchName
 
 __all__ = ["InputSource", "LaneWork", "TopicPump", "WrittenRecords"]
@@ -91,34 +92,83 @@ class WrittenRecords:
         """Return the records and the place behind them; None if they were written before."""
         if self._places.is_done(self._span):
             return None
-        handled = HandledCommand(NOTHING_DONE, records=self._records)
+        handled = HandledCommand(NOTHING_DONE, records=self._records, size_bytes=sum(map(size_of, self._records)))
         return WorkOutcome(handled, {self._span.key: self._places.finish(self._span)})
 
 
-class _Beginning:
-    """The place at which an owner begins, with the number of owners that began there."""
+class _MovedPlace:
+    """A change of the place that no record leads to. It is made of the place that is there when its turn comes."""
 
     has_aggregate = False
 
-    def __init__(self, places: InputPlaces, key: bytes, place: InputPlace) -> None:
+    def __init__(
+        self, places: InputPlaces, key: bytes, moved: Callable[[InputPlace | None], InputPlace | None]
+    ) -> None:
         self._places = places
         self._key = key
-        self._place = place
+        self._moved = moved
 
     async def decide(self, record: AggregateRecord | None, *, floor: BatchName, now_ms: int) -> None:
         """There is nothing to decide."""
 
     def finish(
         self, record: AggregateRecord | None, decided: None, *, batch: BatchName, floor: BatchName, now_ms: int
-    ) -> WorkOutcome:
-        """Return the place as a record."""
-        return WorkOutcome(NOTHING_HANDLED, {self._key: self._places.put(self._key, self._place)})
+    ) -> WorkOutcome | None:
+        """Return the place as a record; None if it stays as it is."""
+        found = self._places.get(self._key)
+        place = self._moved(found)
+        if place is None or place == found:
+            return None
+        return WorkOutcome(NOTHING_HANDLED, {self._key: self._places.put(self._key, place)})
 
 
 class _Sent(NamedTuple):
     record: Record
     span: InputSpan
     command: PendingCommand
+
+
+class _Reading:
+    """The records from a place on, until one of them can't be handled now: those behind it are not, either.
+
+    They are read again with it, so that the records of an aggregate keep their order.
+    """
+
+    def __init__(self, topic_id: str) -> None:
+        self.topic_id = topic_id
+        self.sent: asyncio.Queue[_Sent] = asyncio.Queue(_WINDOW)
+        self.is_over = False
+
+
+class _WorkOfReading:
+    """What a record leads to, unless the reading that it belongs to is over."""
+
+    def __init__(self, work: BatchWork, reading: _Reading) -> None:
+        self._work = work
+        self._reading = reading
+
+    @property
+    def has_aggregate(self) -> bool:
+        """True if the work needs the record of an aggregate."""
+        return self._work.has_aggregate and not self._reading.is_over
+
+    async def decide(self, record: AggregateRecord | None, *, floor: BatchName, now_ms: int) -> Any:  # noqa: ANN401
+        """Return what the work decides."""
+        return None if self._reading.is_over else await self._work.decide(record, floor=floor, now_ms=now_ms)
+
+    def finish(
+        self,
+        record: AggregateRecord | None,
+        decided: Any,  # noqa: ANN401
+        *,
+        batch: BatchName,
+        floor: BatchName,
+        now_ms: int,
+    ) -> WorkOutcome | None:
+        """Return what the work leads to."""
+        if self._reading.is_over:
+            return None
+        return self._work.finish(record, decided, batch=batch, floor=floor, now_ms=now_ms)
 
 
 class TopicPump:
@@ -133,7 +183,8 @@ class TopicPump:
         self._places = places
         self._submit = submit
         self._lane = source.key.decode()
-        self._has_begun = False
+        self._waiting_below: int | None = None
+        self._is_counted = False
         self._attempts = 0
         self._careful = 0
         self._failed: dict[int, int] = {}
@@ -151,7 +202,7 @@ class TopicPump:
             except Exception as error:  # whatever the application raises must not end the partition
                 failures = failures + 1 if self._progress() == before else 1
                 delay_s = _BACKOFF.delay_s(failures)
-                _logger.warning("an input pauses", at=str(self._at), error=repr(error), retry_in_s=delay_s)
+                _logger.warning("an input pauses", at=str(self._at), error=error_text(error), retry_in_s=delay_s)
                 metrics.INPUTS.labels(self._at.topic, "retried").inc()
                 await asyncio.sleep(delay_s)
 
@@ -162,8 +213,8 @@ class TopicPump:
     async def _read_on(self) -> None:
         """Read and submit, and watch what becomes of it, until one of the two fails."""
         place = await self._begin()
-        sent: asyncio.Queue[_Sent] = asyncio.Queue(_WINDOW)
-        tasks = [asyncio.create_task(self._read(place, sent)), asyncio.create_task(self._watch(sent))]
+        reading = _Reading(place.topic_id)
+        tasks = [asyncio.create_task(self._read(place, reading)), asyncio.create_task(self._watch(reading.sent))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
@@ -176,40 +227,56 @@ class TopicPump:
     # Beginning.
 
     async def _begin(self) -> InputPlace:
-        """Return the place to read from. An owner that begins there with records to read writes that down first."""
+        """Return the place to read from: one that is in the log, whatever is on its way there."""
         topic = await self._log.admin.describe(self._at.topic)
         bounds = await self._log.bounds(self._at)
-        stored = self._places.get(self._source.key)
+        if self._waiting_below is None:
+            self._waiting_below = bounds.end
+        stored = self._places.committed(self._source.key)
         place = self._start(stored, topic.topic_id, bounds)
-        if self._has_begun and place == stored:
-            return place
-        if not self._has_begun and bounds.end > place.next_offset:
-            place = msgspec.structs.replace(place, attempts=place.attempts + 1)
-            self._attempts = place.attempts
-            self._careful = _WINDOW if self._attempts > 1 else 0
-        self._has_begun = True  # also if the answer to the commit below is lost: an owner counts once
         if place != stored:
-            await asyncio.shield(
-                self._submit(self._lane, _Beginning(self._places, self._source.key, place), False).done
-            )
+            self._report(stored, place)
+            await self._move(lambda found: self._start(found, topic.topic_id, bounds))
         return place
 
     def _start(self, stored: InputPlace | None, topic_id: str, bounds: Bounds) -> InputPlace:
         if stored is None:
             return InputPlace.begin(topic_id, bounds.start if self._source.start == "earliest" else bounds.end)
         if stored.topic_id != topic_id:
-            _logger.warning("an input topic was made again", at=str(self._at))
             return InputPlace.begin(topic_id, bounds.start)
-        if stored.next_offset < bounds.start:
-            unread = bounds.start - stored.next_offset
+        return stored.moved_to(bounds.start) if stored.next_offset < bounds.start else stored
+
+    def _report(self, stored: InputPlace | None, place: InputPlace) -> None:
+        """Say why the place is another one than the one that is stored."""
+        if stored is not None and stored.topic_id != place.topic_id:
+            _logger.warning("an input topic was made again", at=str(self._at))
+        elif stored is not None:
+            unread = place.next_offset - stored.next_offset
             _logger.error("records were removed before they were read", at=str(self._at), offsets=unread)
             metrics.INPUTS.labels(self._at.topic, "lost").inc(unread)
-            return InputPlace.begin(topic_id, bounds.start)
-        return stored
+
+    async def _move(self, moved: Callable[[InputPlace | None], InputPlace | None]) -> None:
+        """Write another place, which no record leads to."""
+        work = _MovedPlace(self._places, self._source.key, moved)
+        await asyncio.shield(self._submit(self._lane, work, False).done)
+
+    async def _count_owner(self, record: Record) -> None:
+        """Write down that an owner begins with a record that waited for it, once, before it does.
+
+        The offsets behind a place need not be records: those of transaction markers are none, and nobody fails at them.
+        """
+        if self._is_counted:
+            return
+        self._is_counted = True  # also if the answer to the commit below is lost: an owner counts once
+        if record.offset < (self._waiting_below or 0):
+            await self._move(_with_another_owner)
+            place = self._places.get(self._source.key)
+            self._attempts = 0 if place is None else place.attempts
+            self._careful = _WINDOW if self._attempts > 1 else 0
 
     # Reading.
 
-    async def _read(self, place: InputPlace, sent: asyncio.Queue[_Sent]) -> None:
+    async def _read(self, place: InputPlace, reading: _Reading) -> None:
         """Read from a place on, forever. What the log can't read is set aside, if anything is."""
         position = place.next_offset
         while True:
@@ -218,29 +285,49 @@ class TopicPump:
                 async with contextlib.aclosing(batches):  # type: ignore[type-var]
                     async for batch in batches:
                         for record in batch.records:
-                            position = await self._send_new(record, place.topic_id, position, sent)
+                            position = await self._send_new(record, position, reading)
             except UnreadableRecord as error:
                 if self._source.dead_letters is None:
                     raise
                 lost = Record(*self._at, error.offset, 0)
                 span = InputSpan(self._source.key, place.topic_id, position, error.offset + 1)
-                await self._submitted(lost, span, self._set_aside(lost, span, error), sent)
+                await self._submitted(lost, span, self._set_aside(lost, span, error), reading)
                 position = span.end
 
-    async def _send_new(self, record: Record, topic_id: str, position: int, sent: asyncio.Queue[_Sent]) -> int:
-        """Send what a record leads to, unless that is done; returns where the next one begins."""
-        span = InputSpan(self._source.key, topic_id, position, record.offset + 1)
+    async def _send_new(self, record: Record, position: int, reading: _Reading) -> int:
+        """Send what a record leads to, unless that is in the log; returns where the next one begins."""
+        span = InputSpan(self._source.key, reading.topic_id, position, record.offset + 1)
         if not self._places.is_done(span):
-            await self._submitted(record, span, await self._work_of(record, span), sent)
+            await self._count_owner(record)
+            await self._submitted(record, span, await self._work_of(record, span), reading)
+            return span.end
+        place = self._places.committed(span.key)
+        if place is None or not place.is_done(span):
+            # It is in a batch on its way. If that does not arrive, what was sent here is found not to be done.
+            await self._submitted(record, span, await self._work_of(record, span), reading)
+        elif place.is_apart(span):
+            moved = _MovedPlace(self._places, span.key, lambda found: found and _joined(found, span))
+            await self._submitted(record, span, LaneWork(self._lane, moved), reading)
         return span.end
 
-    async def _submitted(self, record: Record, span: InputSpan, work: LaneWork, sent: asyncio.Queue[_Sent]) -> None:
+    async def _submitted(self, record: Record, span: InputSpan, work: LaneWork, reading: _Reading) -> None:
         is_careful = self._careful > 0
         self._careful -= is_careful
-        command = self._submit(*work, is_careful)
-        await sent.put(_Sent(record, span, command))
+        command = self._submit(work.lane, _WorkOfReading(work.work, reading), is_careful)
+        command.done.add_done_callback(lambda done: self._look(done, reading))
+        await reading.sent.put(_Sent(record, span, command))
         if is_careful:  # alone, so that it is known which record ends the process, if one does
             await asyncio.wait([command.done])
+
+    def _look(self, done: asyncio.Future[Answer], reading: _Reading) -> None:
+        """End the reading with what can't be handled now, before anything behind it is."""
+        if not done.cancelled() and (error := done.exception()) is not None and not self._is_passed(error):
+            reading.is_over = True
+
+    def _is_passed(self, error: BaseException) -> bool:
+        """Return True if a record with this error is set aside, and not tried again."""
+        is_refused = isinstance(error, Refused) and not isinstance(error, NotPartitionOwner)
+        return is_refused and self._source.dead_letters is not None
 
     async def _work_of(self, record: Record, span: InputSpan) -> LaneWork:
         """Return what a record leads to; one that can't be handled goes to the dead letters, if there are any."""
@@ -249,7 +336,7 @@ class TopicPump:
             reason = f"its process ended {_ATTEMPTS} times while it was handled"
             return self._set_aside(record, span, OperationFailed(f"handling {place_of(record)}", reason))
         try:
-            work = await self._source.work_of(record, span)
+            work = await self._asked(record, span)
         except Refused as error:
             if self._source.dead_letters is None:
                 raise
@@ -262,8 +349,17 @@ class TopicPump:
         self._failed.pop(record.offset, None)
         return work
 
+    async def _asked(self, record: Record, span: InputSpan) -> LaneWork:
+        try:
+            return await self._source.work_of(record, span)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # The application's own: of something that it awaited. The input goes on.
+            raise OperationFailed(f"handling {place_of(record)}", "what was awaited for it was cancelled") from error
+
     def _set_aside(self, record: Record, span: InputSpan, error: BaseException) -> LaneWork:
-        _logger.error("a record was set aside", at=place_of(record), error=str(error))
+        _logger.error("a record was set aside", at=place_of(record), error=own_text(error))
         metrics.INPUTS.labels(self._at.topic, "dead-letter").inc()
         self._failed.pop(record.offset, None)
         written = [dead_letter(record, error, topic=self._source.dead_letters or "")]
@@ -278,7 +374,7 @@ class TopicPump:
             try:
                 await asyncio.shield(each.command.done)
             except Refused as error:
-                if isinstance(error, NotPartitionOwner) or self._source.dead_letters is None:
+                if not self._is_passed(error):
                     raise
                 await self._go_past(each, error)
             crash_point("engine.input-done")
@@ -297,3 +393,13 @@ class TopicPump:
                 if isinstance(again, NotPartitionOwner):
                     raise
                 _logger.exception("a dead letter can't be written", at=place_of(refused.record), error=str(again))
+
+
+def _with_another_owner(place: InputPlace | None) -> InputPlace | None:
+    """Return the place with one more owner that began there."""
+    return place and msgspec.structs.replace(place, attempts=place.attempts + 1)
+
+
+def _joined(place: InputPlace, span: InputSpan) -> InputPlace:
+    """Return the place with a span that is done and begins elsewhere than noted."""
+    return place.after(span) if place.topic_id == span.topic_id and place.is_apart(span) else place

@@ -168,6 +168,7 @@ class PartitionRebuild:
     """Writes the states of one partition, which was fenced up to an epoch.
 
     If anybody owned it since, what was read from state topic and journal may be too old, and nothing is written.
+    `is_of_all` says that every aggregate is written, and that `RebuildWriter.end` then notes what was forgotten.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class PartitionRebuild:
         *,
         fenced: int,
         max_record_bytes: int,
+        is_of_all: bool = False,
     ) -> None:
         self._log = log
         self._engine = engine
@@ -188,6 +190,7 @@ class PartitionRebuild:
         self._at = TopicPartition(engine.state_topic, partition)
         self._fenced = fenced
         self._max_record_bytes = max_record_bytes
+        self._is_of_all = is_of_all
 
     @asynccontextmanager
     async def begun(self, *, timeout_s: float = _TIMEOUT_S) -> AsyncIterator[RebuildWriter]:
@@ -207,7 +210,10 @@ class PartitionRebuild:
     def record(
         self, each: RebuiltAggregate, ids: Sequence[RememberedCommand], forgotten: BatchName, now_ms: int
     ) -> NewRecord:
-        """Return what is written for an aggregate; a tombstone if there is nothing to say about it."""
+        """Return what is written for an aggregate; a tombstone if there is nothing to say about it.
+
+        Where only some are rebuilt, the record says at least what was forgotten; its owner sweeps it later.
+        """
         made = rebuilt_record(
             each.fold,
             each.fold.encoded(self._values.inner),
@@ -218,7 +224,8 @@ class PartitionRebuild:
             now_ms=now_ms,
         )
         key = each.fold.aggregate.encode()
-        if made.state is None and made.version == 0 and not made.ids:
+        is_empty = made.state is None and made.version == 0 and not made.ids and not made.timers
+        if is_empty and self._is_of_all:
             return NewRecord(self._at.topic, key, None, (), self._at.partition, now_ms)
         while True:
             record = NewRecord(self._at.topic, key, self._values.encode(made), (), self._at.partition, now_ms)

@@ -21,7 +21,7 @@ from headrace.engine.models import Engine, kinds_of, parameters_of
 from headrace.engine.places import InputPlaces, InputSpan, saga_key
 from headrace.engine.pump import LaneWork, WrittenRecords
 from headrace.engine.topics import ensure_command_topic
-from headrace.errors import BadArgument, CommandTooLarge, UnknownCommand
+from headrace.errors import BadArgument, CommandTooLarge, ContextEnded, UnknownCommand
 from headrace.log import Log
 from headrace.model import NewRecord, Record, StoredEvent, check_topic_name, size_of
 from headrace.protocol import Append, decode_action, events_of_record
@@ -61,12 +61,22 @@ class SagaContext:
         self.timestamp_ms = event.timestamp_ms
         self.event_id = f"{saga_name}/{topic_id}/{event.partition}/{event.offset}/{event.seq_nr}"
         self.sends: list[_Send] = []
+        self._has_ended = False
 
     def send(self, engine: Engine[Any], aggregate: str, command: Any) -> None:  # noqa: ANN401
-        """Send a command to an aggregate of any engine that has a command topic. Raises BadArgument, UnknownCommand."""
+        """Send a command to an aggregate of any engine that has a command topic.
+
+        Raises BadArgument, UnknownCommand, and ContextEnded once the function has returned.
+        """
+        if self._has_ended:
+            raise ContextEnded(f"the saga of {self.event_id!r}", "context.send")
         if type(command).__name__ not in engine.commands.names:
             raise UnknownCommand(engine.name, type(command).__name__, engine.commands.names)
         self.sends.append(_Send(engine, check_aggregate_id(aggregate), *engine.commands.encode(command)))
+
+    def end(self) -> None:
+        """Take nothing more: the function has returned, or failed."""
+        self._has_ended = True
 
     def records(self) -> list[NewRecord]:
         """Return the commands as records. Their ids are made of the event's and of their number."""
@@ -164,10 +174,13 @@ class SagaSource:
         return [each for each in events if type(each).__name__ in self._saga.events]
 
     async def _run(self, events: Sequence[Any], context: SagaContext) -> list[NewRecord]:
-        for event in events:
-            returned = self._saga.function(event, context)
-            if inspect.isawaitable(returned):
-                await returned
+        try:
+            for event in events:
+                returned = self._saga.function(event, context)
+                if inspect.isawaitable(returned):
+                    await returned
+        finally:
+            context.end()
         for each in context.sends:
             await self._find(each.engine)
         records = context.records()

@@ -15,12 +15,14 @@ import msgspec
 from headrace.engine import metrics
 from headrace.engine.batches import PendingCommand
 from headrace.engine.commands import Answer, CommandRequest, FailedReply, SuccessReply, error_of
-from headrace.engine.handling import CommandHandling, Decision, HandledCommand
+from headrace.engine.decisions import Decision
+from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due, replaced
 from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
+from headrace.errors import NotPartitionOwner
 from headrace.observe import get_logger
-from headrace.runtime import Clock
+from headrace.runtime import Backoff, Clock
 from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_prefix, index_row
 
 __all__ = ["PartitionTime", "SubmitWork", "TimerLoop"]
@@ -30,14 +32,15 @@ SubmitWork: TypeAlias = Callable[[str, BatchWork, bool], PendingCommand]
 
 # How many fire at once: the commands of callers are handled between them.
 _AT_ONCE = 100
+_PAGE = 2 * _AT_ONCE
 # A wall clock that was put forward is noticed after so long.
 _LOOK_AGAIN_S = 1.0
 _WHILE_FIRING_S = 0.1
-_AFTER_FAILURE_S = 1.0
 _AFTER_NOTHING_S = 0.05
 _ATTEMPTS = 3
 _ATTEMPTS_KEY = RESERVED_PREFIX + b".timers"
 _LANE = _ATTEMPTS_KEY.decode()
+_BACKOFF = Backoff(first_s=1.0, limit_s=10.0)
 
 _logger = get_logger(__name__)
 
@@ -180,6 +183,9 @@ class TimerLoop:
         self._firing: dict[bytes, PendingCommand] = {}
         self._changed = asyncio.Event()
         self._has_fired = False
+        self._careful = 0
+        self._failures: dict[bytes, int] = {}
+        self._pausing: set[bytes] = set()
 
     def wake(self) -> None:
         """Look again: timers were set."""
@@ -187,7 +193,8 @@ class TimerLoop:
 
     async def run(self) -> None:
         """Fire what is due until cancelled."""
-        self._firing, self._has_fired = {}, False
+        self._firing, self._has_fired, self._careful = {}, False, 0
+        self._failures, self._pausing = {}, set()
         while True:
             self._changed.clear()
             wait_s = self._until_next_s()
@@ -215,9 +222,14 @@ class TimerLoop:
 
     def _rows(self, now_ms: int | None, *, limit: int) -> list[bytes]:
         """Return the keys of aggregates with timers, those that are due first; all that are due at `now_ms`."""
+        return [key for _, key in self._replica.rows(*self._range(now_ms), limit=limit)]
+
+    @staticmethod
+    def _range(now_ms: int | None) -> tuple[bytes, bytes]:
+        """Return where the rows of timers begin and end: of all, or of those that are due."""
         start = index_row(TIMERS_INDEX, ())
         end = index_row(TIMERS_INDEX, now_ms + 1) if now_ms is not None else start[:-1] + b"\x01"
-        return [key for _, key in self._replica.rows(index_prefix(start), index_prefix(end), limit=limit)]
+        return index_prefix(start), index_prefix(end)
 
     async def _count_attempt(self) -> None:
         """Write down that this owner begins to fire, once, before it does."""
@@ -227,15 +239,18 @@ class TimerLoop:
         counted = self._submit(_LANE, self._attempts, False)
         await asyncio.wait([counted.done])
         self._has_fired = True
+        # One at a time, so that the one that ends the process, if one does, is the first for the next owner.
+        self._careful = _AT_ONCE if self._attempts.count > 1 else 0
 
     def _fire(self) -> None:
-        is_careful = self._attempts.count > 1
+        is_careful = self._careful > 0
         at_once = 1 if is_careful else _AT_ONCE
-        for key in self._rows(self._now_ms(), limit=2 * at_once + len(self._firing)):
-            if len(self._firing) >= at_once:
-                return
-            if key not in self._firing:
-                self._fire_one(key, is_careful=is_careful)
+        start, end = self._range(self._now_ms())
+        while len(self._firing) < at_once and (page := self._replica.rows(start, end, limit=_PAGE)):
+            for _, key in page:
+                if key not in self._firing and key not in self._pausing and len(self._firing) < at_once:
+                    self._fire_one(key, is_careful=is_careful)
+            start = page[-1][0] + b"\x00"
 
     def _fire_one(self, key: bytes, *, is_careful: bool) -> None:
         aggregate = key.decode()
@@ -251,13 +266,28 @@ class TimerLoop:
         firing it or otherwise, is on its way, and until it is there the index shows the timer as due.
         """
         if done.cancelled() or done.exception() is not None:
-            self._loop.call_later(_AFTER_FAILURE_S, self._forget, key)
+            self._failed(key, done)
         elif done.result().reply is NOTHING_DONE:
             self._loop.call_later(_AFTER_NOTHING_S, self._forget, key)
         else:
             self._attempts.count = 0
+            self._careful = max(0, self._careful - 1)
+            self._failures.pop(key, None)
             self._forget(key)
+
+    def _failed(self, key: bytes, done: asyncio.Future[Answer]) -> None:
+        """Try again after a pause; one that fails again and again takes the turn of no other."""
+        error = None if done.cancelled() else done.exception()
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay_s = _BACKOFF.delay_s(failures)
+        if not isinstance(error, NotPartitionOwner):
+            named = {"engine": self._handling.engine.name, "aggregate": key.decode()}
+            _logger.warning("a timer can't fire now", **named, error=str(error), retry_in_s=delay_s)
+        self._firing.pop(key, None)
+        self._pausing.add(key)
+        self._loop.call_later(delay_s, self._forget, key)
 
     def _forget(self, key: bytes) -> None:
         self._firing.pop(key, None)
+        self._pausing.discard(key)
         self._changed.set()

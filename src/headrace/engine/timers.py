@@ -148,4 +148,4 @@ class RecordTimers:
     @staticmethod
     def due_times(timers: Timers) -> list[int]:
         """Return what the index finds a record by."""
-        return sorted({each.due_ms for each in timers})
+        return sorted({each.due_ms for each in timers}) if timers else []

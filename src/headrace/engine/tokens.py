@@ -55,6 +55,13 @@ class PartitionTokens:
             async with self._asking:
                 if self._answered < self._questions:
                     await self._ask_journal_end()
+        return self._made()
+
+    def known(self) -> str | None:
+        """Return the token if the log need not be asked for it; None otherwise."""
+        return None if self._answered < self._questions else self._made()
+
+    def _made(self) -> str:
         if self._text is None:
             self._text = str(ConsistencyToken.of(self._places()))
         return self._text

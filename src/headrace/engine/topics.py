@@ -36,6 +36,7 @@ def state_spec(engine: Engine[Any]) -> StateSpec[str, Timers]:
         value=RecordTimers(),
         index={TIMERS_INDEX: RecordTimers.due_times},
         partitions=engine.partitions,
+        is_followed=False,
     )
 
 

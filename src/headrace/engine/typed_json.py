@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,8 +12,16 @@ from headrace.protocol import check_finite
 
 __all__ = ["TypedJson"]
 
-# Sorted, so that equal commands are equal bytes, whichever version of a class wrote them.
-_encode = msgspec.json.Encoder(order="sorted").encode
+_plain_encode = msgspec.json.Encoder().encode
+_sorted_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def _encode_sorted(value: Any) -> bytes:  # noqa: ANN401
+    """Return sorted JSON, so that equal commands are equal bytes, whichever version of a class wrote them."""
+    try:
+        return _sorted_encode(value)
+    except TypeError:  # the sorted form needs keys that are texts
+        return _sorted_encode(msgspec.to_builtins(value, str_keys=True))
 
 
 class TypedJson:
@@ -22,6 +30,8 @@ class TypedJson:
     def __init__(self, what: str) -> None:
         self._what = what
         self._kinds: dict[str, type] = {}
+        self._decoders: dict[str, msgspec.json.Decoder[Any]] = {}
+        self._heads: dict[str, bytes] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,6 +53,8 @@ class TypedJson:
             raise BadArgument(self._what, kind.__name__, "JSON must be able to carry it: use a dataclass or a Struct")
         if self._kinds.setdefault(kind.__name__, kind) is not kind:
             raise BadArgument(self._what, kind.__name__, "another class of this name is declared already")
+        self._decoders[kind.__name__] = msgspec.json.Decoder(kind)
+        self._heads[kind.__name__] = b'{"type":' + msgspec.json.encode(kind.__name__) + b',"data":'
 
     def payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
         """Return the value as an event's payload in a journal. Raises NotStorable."""
@@ -54,27 +66,43 @@ class TypedJson:
             raise NotReadable(f"the {self._what}", repr(payload)[:60], 'it is not of the form {"type": …, "data": …}')
         return self._value(payload["type"], payload["data"])
 
+    def payload_json(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return the payload of a value as JSON. Raises NotStorable."""
+        name = type(value).__name__
+        head = self._heads.get(name)
+        if head is None:
+            return _plain_encode(self.payload(value))
+        return head + self._checked(value, name, _plain_encode) + b"}"
+
     def encode(self, value: Any) -> tuple[str, bytes]:  # noqa: ANN401
         """Return the class's name and the value's JSON. Raises NotStorable."""
-        builtins = self._builtins(value)
-        try:
-            data = _encode(builtins)
-            if b"null" in data:
-                check_finite(builtins)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise self._not_storable(value, error) from error
-        return type(value).__name__, data
+        name = type(value).__name__
+        return name, self._checked(value, name, _encode_sorted)
 
     def decode(self, name: str, data: bytes) -> Any:  # noqa: ANN401
         """Return the value. Raises NotReadable."""
+        decoder = self._decoders.get(name)
         try:
-            return self._value(name, msgspec.json.decode(data))
-        except msgspec.DecodeError as error:
+            return self._value(name, msgspec.json.decode(data)) if decoder is None else decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise NotReadable(f"the {self._what}", name, str(error)) from error
 
     def kinds(self, names: Iterable[str]) -> list[type]:
         """Return the classes of these names that are known."""
         return [self._kinds[name] for name in names if name in self._kinds]
+
+    def _checked(self, value: Any, name: str, encode: Callable[[Any], bytes]) -> bytes:  # noqa: ANN401
+        """Return the value's JSON after it was read back: a dataclass does not check its fields itself."""
+        try:
+            data = encode(value)
+            decoder = self._decoders.get(name)
+            if decoder is not None:
+                decoder.decode(data)
+            if b"null" in data:
+                check_finite(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_storable(value, error) from error
+        return data
 
     def _builtins(self, value: Any) -> Any:  # noqa: ANN401
         """Return the value as plain objects that can be read back: a dataclass does not check its fields itself."""

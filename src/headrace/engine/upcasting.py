@@ -15,6 +15,8 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from headrace.engine.typed_json import TypedJson
 from headrace.errors import BadArgument, NotReadable, UpcastFailed
 from headrace.runtime import error_text
@@ -33,6 +35,17 @@ class OldEvent(NamedTuple):
     name: str
     data: Any
     version: int = 1
+
+
+class _Payload(msgspec.Struct, frozen=True, gc=False):
+    """A payload whose fields are not decoded yet."""
+
+    type: str
+    data: msgspec.Raw
+    version: int = 1
+
+
+_decode_payloads = msgspec.json.Decoder(list[_Payload]).decode
 
 
 class EventJson(TypedJson):
@@ -58,12 +71,30 @@ class EventJson(TypedJson):
 
     def version_of(self, name: str) -> int:
         """Return the version in which events of this name are written now."""
+        if not self._upcasters:
+            return 1
         return 1 + max((version for of, version in self._upcasters if of == name), default=0)
 
     def payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
         """Return the event as its payload in a journal. Raises NotStorable."""
         payload, version = super().payload(value), self.version_of(type(value).__name__)
         return payload if version == 1 else {**payload, "version": version}
+
+    def payload_json(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return the event's payload as JSON. Raises NotStorable."""
+        version = self.version_of(type(value).__name__)
+        data = super().payload_json(value)
+        return data if version == 1 else data[:-1] + b',"version":%d}' % version
+
+    def events_in(self, data: bytes, place: str) -> tuple[Any, ...]:
+        """Return the events of a JSON list of payloads. Raises NotReadable, UpcastFailed."""
+        try:
+            payloads = _decode_payloads(data)
+        except msgspec.ValidationError:
+            payloads = []
+        if payloads and all(each.type in self._decoders and not self._is_old(each) for each in payloads):
+            return tuple(self.decode(each.type, bytes(each.data)) for each in payloads)
+        return tuple(event for each in msgspec.json.decode(data) for event in self.events_of(each, place))
 
     def of_payload(self, payload: Any) -> Any:  # noqa: ANN401
         """Return the one event of a payload. Raises NotReadable, UpcastFailed."""
@@ -86,6 +117,10 @@ class EventJson(TypedJson):
         except NotReadable:
             return False
         return (old.name, old.version) in self._upcasters
+
+    def _is_old(self, payload: _Payload) -> bool:
+        """Return True if a payload is not of the version in which its class is written now."""
+        return (payload.type, payload.version) in self._upcasters or payload.version != self.version_of(payload.type)
 
     def _upcast(self, old: OldEvent, place: str, steps: int) -> Iterator[Any]:
         upcaster = self._upcasters.get((old.name, old.version))

@@ -71,6 +71,7 @@
     │   ├── BodyTooLarge            a request with more bytes than the gateway takes
     │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
+    │   ├── ContextEnded            a handler's context was used after the handler had returned
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
     │   ├── Unreachable
@@ -178,6 +179,7 @@ from headrace.errors.families import (
     BadArgument,
     Busy,
     Closed,
+    ContextEnded,
     FileUnusable,
     Forbidden,
     HeadraceError,
@@ -332,6 +334,7 @@ __all__ = [
     "CommandIdReused",
     "CommandTooLarge",
     "CommandTooLate",
+    "ContextEnded",
     "DeadLettersFull",
     "DuplicateNode",
     "EventsMissing",

@@ -10,6 +10,7 @@ __all__ = [
     "BadArgument",
     "Busy",
     "Closed",
+    "ContextEnded",
     "FileUnusable",
     "Forbidden",
     "HeadraceError",
@@ -96,6 +97,18 @@ class Closed(Refused):
 
     what: str
     says: ClassVar[str] = "{what} is closed; open a new one"
+
+
+@dataclass(eq=False)
+class ContextEnded(Refused):
+    """The context of a handler was used after the handler had returned or failed: nothing of it would take effect."""
+
+    handler: str
+    call: str
+    says: ClassVar[str] = (
+        "{call} comes after {handler} has ended, and does nothing; await everything that a handler starts before it "
+        "returns"
+    )
 
 
 @dataclass(eq=False)

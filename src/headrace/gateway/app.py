@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -40,13 +40,12 @@ from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import BodyBytes, Rates, Slots
-from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
+from headrace.gateway.metrics import IN_FLIGHT, REFUSED, SOCKETS, STREAMS, RequestClocks
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.problems import problem_of, problem_response
-from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.responses import JSON_HEADERS, ReadyResponse
+from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse
 from headrace.gateway.routes import GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
 from headrace.gateway.sockets import Sockets, SocketTerms
@@ -102,6 +101,7 @@ class GatewayApp:
         self._origins = Origins(settings)
         self._authentication = Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
+        self._clocks = RequestClocks()
         streams = Slots("streams", settings.max_streams, STREAMS, per_caller=settings.max_streams_per_caller)
         terms = StreamTerms(streams, self._closing, settings.heartbeat_s)
         self._operations = OperationRoutes(
@@ -174,45 +174,78 @@ class GatewayApp:
         """Answer a request, whatever happens on the way."""
         started_s = perf_counter()
         try:
-            await self._send_answer(exchange)
+            with exchange.places:
+                await self._send_answer(exchange)
         except ClientLeft:
             REFUSED.labels("incomplete").inc()
         except Exception as error:  # every failure has an answer, and none harms the next request
             await exchange.fail(error)
         finally:
             elapsed_s = perf_counter() - started_s
-            REQUESTS.labels(exchange.method_label, exchange.route, str(exchange.status or 0)).observe(elapsed_s)
+            self._clocks.of(exchange.method_label, exchange.route, exchange.status or 0).observe(elapsed_s)
             if _is_logged(logging.DEBUG):
                 _logger.debug(
                     "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
                 )
 
     async def _send_answer(self, exchange: Exchange) -> None:
-        with exchange.places:
+        response = self._answer_at_once(exchange)
+        if response is None:
             response = await self._answer(exchange)
-            if isinstance(response, StreamResponse):
-                exchange.places.close()  # streams have places of their own
-            await response(exchange.scope, exchange.receive, exchange.send)
+        if isinstance(response, ReadyResponse):
+            await exchange.send_ready(response)
+            return
+        if isinstance(response, StreamResponse):
+            exchange.places.close()  # streams have places of their own
+        await response(exchange.scope, exchange.receive, exchange.send)
+
+    def _answer_at_once(self, exchange: Exchange) -> ASGIApp | None:
+        """Go as far as nothing has to be waited for; return the answer if that was the whole way.
+
+        Raises what is answered as a problem.
+        """
+        scope, headers = exchange.scope, exchange.headers
+        method = scope["method"]
+        self._origins.check(method, scope["scheme"], headers)
+        exchange.more_headers = self._origins.headers(headers)
+        if method == "OPTIONS" and (allowed := self._origins.preflight(headers)) is not None:
+            return Response(status_code=204, headers=allowed)
+        match = exchange.match = self._table.find(method, exchange.path)
+        if match is None:
+            return None
+        exchange.route = match.route.path
+        if not exchange.is_plain:
+            return None
+        caller = self._authentication.anonymous(exchange.address)
+        self._rates.take(caller.share)
+        self._check_permission(caller, match)
+        request = exchange.request = self._request(exchange, match, caller, b"")
+        if match.route.at_once is None or self._must_wait(request):
+            return None
+        return self._guarded_at_once(exchange, match.route.at_once, request)
+
+    def _guarded_at_once(
+        self, exchange: Exchange, answer: Callable[[GatewayRequest], Response | None], request: GatewayRequest
+    ) -> Response | None:
+        try:
+            with span("gateway.request", route=exchange.route):
+                return answer(request)
+        except Forbidden as error:
+            raise self._refusal(request.caller, error) from error
 
     async def _answer(self, exchange: Exchange) -> ASGIApp:
-        """Return the response to a request. Raises what is answered as a problem."""
-        scope, headers = exchange.scope, exchange.headers
-        self._origins.check(scope["method"], scope["scheme"], headers)
-        exchange.more_headers |= self._origins.headers(headers)
-        if scope["method"] == "OPTIONS" and (allowed := self._origins.preflight(headers)) is not None:
-            return Response(status_code=204, headers=allowed)
-        match = self._table.find(scope["method"], exchange.path)
-        if match is not None:
-            exchange.route = match.route.path
-            return await self._under_deadline(exchange, match)
+        """Return the answer to a request that has to wait for something."""
+        scope = exchange.scope
+        if exchange.match is not None:
+            return await self._under_deadline(exchange, exchange.match)
         if self._beside is None:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
         exchange.check_length(self._settings.max_body_bytes)
         caller = scope[CALLER] = await self._caller(exchange)
-        exchange.places.enter_context(self._in_flight.take(caller.share))
-        if self._authentication.is_signed(headers):
-            return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
+        self._take_place(exchange, caller)
+        if self._authentication.is_signed(exchange.headers):
+            return _Handed(self._beside, exchange.replayed(await self._body_in_time(exchange)))
         return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
 
     async def _under_deadline(self, exchange: Exchange, match: Match) -> ASGIApp:
@@ -228,12 +261,29 @@ class GatewayApp:
             raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
 
     async def _handled(self, exchange: Exchange, match: Match) -> ASGIApp:
-        caller = await self._caller(exchange)
-        self._check_permission(caller, match)
-        body = await self._body(exchange)
-        # Not before: clients that are slow to send a body would take the places of all others.
-        exchange.places.enter_context(self._in_flight.take(caller.share))
-        request = GatewayRequest(
+        request = exchange.request
+        if request is None:
+            caller = await self._caller(exchange)
+            self._check_permission(caller, match)
+            request = self._request(exchange, match, caller, await self._body(exchange))
+        if self._must_wait(request):
+            await self._owned(request.caller)
+        exchange.is_handling = True
+        try:
+            with span("gateway.request", parent=_trace_of(exchange), route=match.route.path):
+                found = await match.route.handler(request)
+        except Forbidden as error:
+            raise self._refusal(request.caller, error) from error
+        return _response_of(found, match)
+
+    def _request(self, exchange: Exchange, match: Match, caller: Caller, body: bytes) -> GatewayRequest:
+        """Return the request for its handler, with a place among those in flight.
+
+        Not before the body was read: clients that are slow to send one would take the places of all others.
+        """
+        self._take_place(exchange, caller)
+        scope = exchange.scope
+        return GatewayRequest(
             match.route,
             match.path,
             exchange.query,
@@ -241,29 +291,39 @@ class GatewayApp:
             body,
             caller,
             exchange.request_id,
-            exchange.scope.get("root_path", ""),
+            scope.get("root_path", ""),
         )
-        if match.route.needs_owners is not None and match.route.needs_owners(request):
-            await self._owned(caller)
-        exchange.is_handling = True
-        try:
-            with span("gateway.request", parent=_trace_of(exchange.headers), route=match.route.path):
-                found = await match.route.handler(request)
-        except Forbidden as error:
-            raise self._refusal(caller, error) from error
-        return _response_of(found, match)
+
+    def _take_place(self, exchange: Exchange, caller: Caller) -> None:
+        share = caller.share
+        self._in_flight.occupy(share)
+        exchange.places.hold(self._in_flight.leave, share)
+
+    def _must_wait(self, request: GatewayRequest) -> bool:
+        """Return True if the request needs the owners of partitions, and some are missing."""
+        needs_owners = request.route.needs_owners
+        return needs_owners is not None and self._suspension.is_suspended and needs_owners(request)
 
     async def _owned(self, caller: Caller) -> None:
-        """Wait while partitions are missing, without a place among the requests in flight."""
-        if self._suspension.is_suspended:
-            with self._in_flight.lent(caller.share):
-                await self._suspension.wait()
+        """Wait until no partition is missing, without a place among the requests in flight."""
+        with self._in_flight.lent(caller.share):
+            await self._suspension.wait()
+
+    async def _body_in_time(self, exchange: Exchange) -> bytes:
+        """Return the body of a request that has no deadline of its own. Raises TimedOut."""
+        within_s = self._settings.request_timeout_s
+        deadline = asyncio.timeout(within_s)
+        try:
+            async with deadline:
+                return await self._body(exchange)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TimedOut("reading the body of the request", within_s) from error
 
     async def _body(self, exchange: Exchange) -> bytes:
         try:
-            body = await exchange.body(
-                self._settings.max_body_bytes, self._bodies, within_s=self._settings.request_timeout_s
-            )
+            body = await exchange.body(self._settings.max_body_bytes, self._bodies)
         except BodyTooLarge:
             REFUSED.labels("body").inc()
             raise
@@ -274,8 +334,7 @@ class GatewayApp:
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
-        scope = exchange.scope
-        address = scope["client"][0] if scope.get("client") else ""
+        scope, address = exchange.scope, exchange.address
         parts = None
         if self._authentication.is_signed(exchange.headers):
             parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
@@ -352,11 +411,14 @@ def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whateve
     return ReadyResponse(msgspec.json.encode(found), JSON_HEADERS, match.route.answer.status)
 
 
-def _trace_of(headers: Headers) -> Context | None:
+def _trace_of(exchange: Exchange) -> Context | None:
     """Return the caller's trace, which records that the request writes carry on; None if there is none.
 
     A long tracestate is left out, as the standard allows: callers must not decide how large those records are.
     """
+    headers = exchange.headers
+    if "traceparent" not in headers:
+        return None
     given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
     if len(given.get("tracestate", "")) > _MOST_TRACE_STATE:
         del given["tracestate"]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from headrace.engine import EngineClient, Rejected, Success
 from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
 from headrace.gateway.etags import etag_of, has_version
-from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -28,6 +28,7 @@ __all__ = ["EngineRoutes"]
 
 _GROUP = "Engines"
 _ONE = "/engines/{engine}/{id}"
+_TOKEN_NAME = TOKEN_HEADER.lower().encode()
 _MOST_ID_BYTES = 255
 _RESULT = {"type": "object", "required": ["version", "events", "since", "is_repeated"]}
 
@@ -109,8 +110,8 @@ class EngineRoutes:
             raise PreconditionFailed(repr(request.path["id"])) from error
         if isinstance(result, Rejected):
             raise RejectedCommand(result.code, result.message, msgspec.to_builtins(dict(result.details)))
-        headers = {"cache-control": "no-store", TOKEN_HEADER: result.token}
-        return Response(msgspec.json.encode(_as_json(client, result)), headers=headers, media_type=JSON)
+        body = msgspec.json.encode(_as_json(client, result))
+        return ReadyResponse(body, (*JSON_HEADERS, (_TOKEN_NAME, result.token.encode())))
 
     def _client(self, request: GatewayRequest) -> EngineClient[Any]:
         name = request.path["engine"]
@@ -127,7 +128,7 @@ def _command_of(client: EngineClient[Any], request: GatewayRequest) -> Any:  # n
     try:
         return client.engine.commands.decode(name, request.body)
     except NotReadable as error:
-        raise BadArgument("body", "…", f"it has the fields of {name}: {error.reason}") from error
+        raise BadArgument("body", "…", f"it must have the fields of {name}: {error.reason}") from error
 
 
 def _command_id_of(request: GatewayRequest) -> str | None:

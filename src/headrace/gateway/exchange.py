@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import re
 import secrets
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.errors import BadArgument, BodyTooLarge, TimedOut
+from headrace.errors import BadArgument, BodyTooLarge
 from headrace.gateway.limits import BodyBytes
 from headrace.gateway.problems import problem_response
+from headrace.gateway.requests import GatewayRequest, ReadyResponse
+from headrace.gateway.routes import Match
 from headrace.observe import get_logger
 
 __all__ = ["ClientLeft", "Exchange", "path_of"]
+
+T = TypeVar("T")
 
 _logger = get_logger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -26,6 +29,18 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROCESS_ID = secrets.token_hex(8)  # with a number behind it, a request's id is unique without asking the system again
 _request_numbers = itertools.count(1)
 _NO_QUERY = QueryParams("")
+# A request with any of them has credentials, a body, a deadline or a trace of its own.
+_NOT_PLAIN = frozenset(
+    {
+        "authorization",
+        "content-encoding",
+        "content-length",
+        "request-timeout",
+        "signature-input",
+        "traceparent",
+        "transfer-encoding",
+    }
+)
 _OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
@@ -34,48 +49,111 @@ class RequestHeaders(Headers):
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
-        self._index: dict[str, list[str]] = {}
-        for name, value in raw:
-            self._index.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        self._first: dict[str, str] = {}
+        self._repeated: set[str] = set()
+        for raw_name, value in raw:
+            name = raw_name.decode("latin-1")
+            if name in self._first:
+                self._repeated.add(name)
+            else:
+                self._first[name] = value.decode("latin-1")
+
+    def has_none_of(self, names: frozenset[str]) -> bool:
+        """Return True if none of these headers, in lower case, was sent."""
+        return names.isdisjoint(self._first)
 
     def getlist(self, key: str) -> list[str]:
         """Return all values of a header."""
-        return list(self._index.get(key.lower(), ()))
+        name = key.lower()
+        if name in self._repeated:
+            return super().getlist(name)
+        return [self._first[name]] if name in self._first else []
 
     def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in the class above
         """Return the first value of a header."""
-        found = self._index.get(key.lower())
-        return found[0] if found else default
+        return self._first.get(key.lower(), default)
 
     def __getitem__(self, key: str) -> str:
-        return self._index[key.lower()][0]
+        return self._first[key.lower()]
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._index
+        return isinstance(key, str) and key.lower() in self._first
 
 
 class ClientLeft(Exception):
     """The connection ended before the request was complete; nobody is left to answer to."""
 
 
+class Places:
+    """What a request holds of the gateway's limits: each place is given back at the end of the block, or before.
+
+    It does as a contextlib.ExitStack would, for less: every request has one.
+    """
+
+    __slots__ = ("_given_back",)
+
+    def __init__(self) -> None:
+        self._given_back: list[tuple[Callable[[Any], None], object]] = []
+
+    def hold(self, give_back: Callable[[T], None], what: T) -> None:
+        """Take note of what is held, and how it is given back."""
+        self._given_back.append((give_back, what))
+
+    def close(self) -> None:
+        """Give everything back."""
+        while self._given_back:
+            give_back, what = self._given_back.pop()
+            give_back(what)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Exchange:
     """A request and what is known of its answer. `is_handling` is set when a handler may have done something.
 
-    `places` are what it holds of the gateway's limits until it has been answered.
+    `places` are what it holds of the gateway's limits until it has been answered. `match` is its route, and `request`
+    what the route's handler gets, as soon as they are known. A request that `is_plain` has neither credentials nor a
+    body, nor a deadline or a trace of its own: nothing has to be waited for before it is handled.
     """
+
+    __slots__ = (
+        "_is_read",
+        "_send",
+        "headers",
+        "is_handling",
+        "is_plain",
+        "match",
+        "more_headers",
+        "places",
+        "receive",
+        "request",
+        "request_id",
+        "route",
+        "scope",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.headers = RequestHeaders(scope["headers"])
         self.receive = receive
         self.request_id = _request_id(self.headers)
-        self.more_headers: dict[str, str] = {}
+        self.more_headers: Mapping[str, str] = {}
         self.route = "none"
+        self.match: Match | None = None
+        self.request: GatewayRequest | None = None
         self.is_handling = False
         self.status: int | None = None
-        self.places = contextlib.ExitStack()
+        self.places = Places()
+        self.is_plain = self.headers.has_none_of(_NOT_PLAIN)
         self._send = send
-        self._is_read = not ("transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0")
+        self._is_read = self.is_plain or not (
+            "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
+        )
 
     @property
     def path(self) -> bytes:
@@ -105,6 +183,12 @@ class Exchange:
                 raise BadArgument("query", sent[:60].decode("latin-1"), "it is UTF-8, percent-encoded") from error
         return QueryParams(sent)
 
+    @property
+    def address(self) -> str:
+        """Where the request comes from; empty if the server does not know."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
     def timeout_s(self, most_s: float) -> float:
         """Return the deadline that the header Request-Timeout asks for, in seconds. Raises BadArgument."""
         text = self.headers.get("request-timeout")
@@ -131,12 +215,24 @@ class Exchange:
         """Send a part of the answer; the first one with the headers of every answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            more = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items()]
-            if not self._is_read:
-                more.append((b"connection", b"close"))  # the rest of a body that nobody wants must not go on
-            given = [*message.get("headers", ()), *more, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
-            message = {**message, "headers": given}
+            message = {**message, "headers": self._with_own(message.get("headers", ()))}
         await self._send(message)
+
+    async def send_ready(self, response: ReadyResponse) -> None:
+        """Send a whole answer."""
+        self.status = status = response.status_code
+        headers = self._with_own(response.raw_headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    def _with_own(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers of an answer with those of every answer."""
+        given = [*headers, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
+        if self.more_headers:
+            given += ((name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items())
+        if not self._is_read:
+            given.append((b"connection", b"close"))  # the rest of a body that nobody wants must not go on
+        return given
 
     def check_length(self, limit_bytes: int) -> None:
         """Raise BodyTooLarge if the request announces a body that is too large."""
@@ -144,31 +240,26 @@ class Exchange:
         if length.isdigit() and int(length[:20]) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
 
-    async def body(self, limit_bytes: int, held: BodyBytes, *, within_s: float) -> bytes:
-        """Return the whole body, whose bytes are held until the answer is sent.
+    async def body(self, limit_bytes: int, held: BodyBytes) -> bytes:
+        """Return the whole body, whose bytes are held until the answer is sent. How long it may take is the caller's.
 
-        Raises BodyTooLarge as soon as that is known, Busy, TimedOut, ClientLeft.
+        Raises BodyTooLarge as soon as that is known, Busy, ClientLeft.
         """
         if self._is_read:
             return b""
         self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
         chunks: list[bytes] = []
-        deadline = asyncio.timeout(within_s)
-        try:
-            async with deadline:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeft
-                    chunk: bytes = message.get("body", b"")
-                    held.hold(len(chunk))
-                    self.places.callback(held.release, len(chunk))
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
-        except TimeoutError as error:
-            raise TimedOut("reading the body of the request", within_s) from error
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk: bytes = message.get("body", b"")
+            held.hold(len(chunk))
+            self.places.hold(held.release, len(chunk))
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
 
     def limited_receive(self, limit_bytes: int) -> Receive:
         """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""

@@ -7,25 +7,32 @@ limit on their number, and waits forever for a client that does not read. The gu
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
+from websockets.protocol import State
 
 from headrace.config import GatewaySettings
 from headrace.errors import RateExceeded
 from headrace.gateway.limits import Rates
 from headrace.gateway.metrics import CONNECTIONS, REFUSED
-from headrace.gateway.pushes import MORE_FRAMES
+from headrace.gateway.pushes import MORE_FRAMES, PUSHES
 
-__all__ = ["ConnectionGuards", "GuardedSocket"]
+__all__ = ["ConnectionGuards", "GuardedSocket", "frame_head"]
 
 _MOST_FRAGMENTS = 4_096  # of one message
 _CONTROL_FRAMES_PER_S = 10.0
 _CONTROL_FRAMES_AT_ONCE = 100
+_WHOLE_TEXT, _WHOLE_BINARY = 0x81, 0x82
+_LENGTH_OF_2_BYTES, _LENGTH_OF_8_BYTES = 126, 127
+_HEAD_2, _HEAD_8 = struct.Struct("!BBH"), struct.Struct("!BBQ")
 
 
 class ConnectionGuards:
@@ -99,6 +106,28 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._read_on()
         return message
 
+    def handle_connect(self, event: Request) -> None:
+        """Begin a socket, whose application may write frames without a turn of the loop (`PUSHES`)."""
+        super().handle_connect(event)
+        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            self.scope["extensions"][PUSHES] = {"is_ready": self.is_ready, "write": self.write_frame}
+
+    def is_ready(self) -> bool:
+        """Return True if a frame can be written now: the socket is open, and the client takes what it gets."""
+        return (
+            self.writable.is_set()
+            and self.conn.state is State.OPEN
+            and self.handshake_complete
+            and not (self.close_sent or self.disconnected or self.transport.is_closing())
+            and self.initial_response is None
+        )
+
+    def write_frame(self, frame: str | bytes) -> None:
+        """Write a frame now, while the socket `is_ready`."""
+        if self._gathered:
+            self._write_gathered()
+        self.transport.write(self._framed(frame))
+
     async def send(self, message: Any) -> None:  # noqa: ANN401 - a message of ASGI
         """Send a message. A frame that another one follows at once (`MORE_FRAMES`) is written together with it."""
         is_plain = message["type"] == "websocket.send" and self.handshake_complete and not self.close_sent
@@ -108,15 +137,25 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             return
         data = message.get("bytes")
         try:
-            if data is None:
-                self.conn.send_text(message["text"].encode())
-            else:
-                self.conn.send_binary(data)
+            self._gathered.append(self._framed(message["text"] if data is None else data))
         except InvalidState as error:
             raise ClientDisconnected from error
-        self._gathered += self.conn.data_to_send()
         if not message.get(MORE_FRAMES):
             self._write_gathered()
+
+    def _framed(self, frame: str | bytes) -> bytes:
+        """Return a message as it stands on the wire. Raises InvalidState unless the socket is open.
+
+        A compressed message depends on those before it, so that the connection makes its frame.
+        """
+        data = frame.encode() if isinstance(frame, str) else frame
+        if not self.conn.extensions and self.conn.state is State.OPEN:
+            return frame_head(data, is_text=isinstance(frame, str)) + data
+        if isinstance(frame, str):
+            self.conn.send_text(data)
+        else:
+            self.conn.send_binary(data)
+        return b"".join(self.conn.data_to_send())
 
     def _write_gathered(self) -> None:
         """Write the frames that have been gathered, before anything else is."""
@@ -210,6 +249,16 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         if self._cut_timer is not None:
             self._cut_timer.cancel()
             self._cut_timer = None
+
+
+def frame_head(data: bytes, *, is_text: bool) -> bytes:
+    """Return what stands before the bytes of a whole message: its kind and its length (RFC 6455); servers mask none."""
+    kind, size = _WHOLE_TEXT if is_text else _WHOLE_BINARY, len(data)
+    if size < _LENGTH_OF_2_BYTES:
+        return bytes((kind, size))
+    if size < 1 << 16:
+        return _HEAD_2.pack(kind, _LENGTH_OF_2_BYTES, size)
+    return _HEAD_8.pack(kind, _LENGTH_OF_8_BYTES, size)
 
 
 def _is_utf8(pieces: list[bytes]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from starlette.datastructures import Headers
 
 from headrace.access import Caller, GrantBook, Tokens, bearer_token
@@ -20,7 +22,8 @@ class Authentication:
 
     def __init__(self, settings: GatewaySettings) -> None:
         secrets = {key_id: secret.get_secret_value() for key_id, secret in settings.signatures.secrets.items()}
-        self._grants = GrantBook(settings.grants, has_authentication=settings.has_authentication)
+        self._grants = book = GrantBook(settings.grants, has_authentication=settings.has_authentication)
+        self.anonymous = lru_cache(maxsize=1024)(book.anonymous)  # by address
         self._tokens = Tokens(settings.jwt) if settings.jwt.jwks is not None else None
         self._signatures = MessageSignatures(secrets, window_s=settings.signatures.window_s) if secrets else None
 
@@ -49,7 +52,7 @@ class Authentication:
             return self._grants.caller(self._signatures.key_id(headers, parts))
         if sent:
             return await self._bearer(sent)
-        return self._grants.anonymous(address)
+        return self.anonymous(address)
 
     async def _bearer(self, sent: list[str]) -> Caller:
         token = bearer_token(sent)

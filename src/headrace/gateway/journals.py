@@ -36,6 +36,7 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 
 _GROUP = "Journals"
 _PATH = "/journals/{topic}/{id}"
+_POINTER = f"{_PATH}/pointer"
 _LIMIT = 100
 _NEXT_ATTEMPTS = 100
 _MOST_KEY_BYTES = 255
@@ -82,6 +83,25 @@ _APPEND_SCHEMA = {
     },
 }
 
+_FROM, _TO = RouteParameter("from", "The first seq_nr.", _NUMBER), RouteParameter("to", "The last seq_nr.", _NUMBER)
+_DELETE_TO = RouteParameter("to", "The last seq_nr to delete.", _NUMBER, is_required=True)
+_SEQ_NR = RouteParameter("seq_nr", f"The event's number, if the body is {AVRO}.", _NUMBER)
+_APPEND_ID = RouteParameter(
+    "Idempotency-Key",
+    "Any text, of its own for each append. Needs `expected`, or a seq_nr for each event.",
+    place="header",
+)
+_EVENTS = RouteAnswer("The events.", content={JSON: _PAGE_SCHEMA, NDJSON: EVENT_SCHEMA})
+_ONE_EVENT = RouteAnswer("The event.", content={JSON: EVENT_SCHEMA, AVRO: {"type": "string"}})
+_LAST = RouteAnswer("The pointer.", content={JSON: {"type": "object", "properties": {"pointer": {"type": "integer"}}}})
+_TAG_COUNTS = RouteAnswer("Counts by tag.", content={JSON: {"type": "object"}})
+
+_route = partial(GatewayRoute, group=_GROUP)
+
+
+def _needs(operation: str) -> Needs:
+    return Needs(operation, "topic", "{topic}")
+
 
 class AppendForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of an append."""
@@ -106,88 +126,56 @@ class JournalRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        limits = {**_NUMBER, "maximum": self._page_limit}
-        route = partial(GatewayRoute, group=_GROUP)
+        return [*self._event_routes(), *self._detail_routes(), self._purge_route()]
+
+    def _event_routes(self) -> list[GatewayRoute]:
+        """Return the routes of a journal's events."""
+        read = "Read events of a journal: a page as JSON, or all of them as lines of JSON."
+        append = "Append events, all of them or none. With Idempotency-Key the request may be repeated."
+        pages = (_FROM, _TO, self._limit_parameter(), _AVRO_PARAMETER, AT_LEAST)
         return [
-            route(
-                "GET",
-                _PATH,
-                self.read,
-                "Read events of a journal: a page as JSON, or all of them as lines of JSON.",
-                answer=RouteAnswer("The events.", content={JSON: _PAGE_SCHEMA, NDJSON: EVENT_SCHEMA}),
-                needs=Needs("read", "topic", "{topic}"),
-                parameters=(
-                    RouteParameter("from", "The first seq_nr.", _NUMBER),
-                    RouteParameter("to", "The last seq_nr.", _NUMBER),
-                    RouteParameter("limit", f"Most events of a page; {_LIMIT} if absent.", limits),
-                    _AVRO_PARAMETER,
-                    AT_LEAST,
-                ),
-            ),
-            route(
+            _route("GET", _PATH, self.read, read, answer=_EVENTS, needs=_needs("read"), parameters=pages),
+            _route(
                 "POST",
                 _PATH,
                 self.append,
-                "Append events, all of them or none. With Idempotency-Key the request may be repeated.",
+                append,
                 answer=RouteAnswer("Where the events are.", 201, {JSON: _PLACE_SCHEMA}, has_token=True),
-                needs=Needs("append", "topic", "{topic}"),
-                parameters=(
-                    RouteParameter(
-                        "Idempotency-Key",
-                        "Any text, of its own for each append. Needs `expected`, or a seq_nr for each event.",
-                        place="header",
-                    ),
-                    RouteParameter("seq_nr", f"The event's number, if the body is {AVRO}.", _NUMBER),
-                ),
+                needs=_needs("append"),
+                parameters=(_APPEND_ID, _SEQ_NR),
                 body={JSON: _APPEND_SCHEMA, AVRO: {"type": "string", "contentMediaType": AVRO}},
             ),
-            route(
+            _route(
                 "DELETE",
                 _PATH,
                 self.delete,
                 "Delete the events up to a seq_nr.",
                 answer=RouteAnswer("Deleted.", 204, has_token=True),
-                needs=Needs("delete", "topic", "{topic}"),
-                parameters=(RouteParameter("to", "The last seq_nr to delete.", _NUMBER, is_required=True),),
-            ),
-            route(
-                "GET",
-                f"{_PATH}/pointer",
-                self.pointer,
-                "Get the last seq_nr of a journal.",
-                answer=RouteAnswer(
-                    "The pointer.", content={JSON: {"type": "object", "properties": {"pointer": {"type": "integer"}}}}
-                ),
-                needs=Needs("read", "topic", "{topic}"),
-                parameters=(AT_LEAST,),
-            ),
-            route(
-                "GET",
-                f"{_PATH}/events/{{seq_nr}}",
-                self.read_one,
-                "Get one event as JSON, or its payload if that is framed Avro.",
-                answer=RouteAnswer("The event.", content={JSON: EVENT_SCHEMA, AVRO: {"type": "string"}}),
-                needs=Needs("read", "topic", "{topic}"),
-                parameters=(_AVRO_PARAMETER, AT_LEAST),
-            ),
-            route(
-                "GET",
-                f"{_PATH}/tags",
-                self.tags,
-                "Get the tags of a journal's replicated events, and how many events each has.",
-                answer=RouteAnswer("Counts by tag.", content={JSON: {"type": "object"}}),
-                needs=Needs("read", "topic", "{topic}"),
-                parameters=(AT_LEAST,),
-            ),
-            route(
-                "POST",
-                f"{_PATH}/purge",
-                self.purge,
-                "Remove a whole journal; the next append begins a new one.",
-                answer=RouteAnswer("Removed.", 204, has_token=True),
-                needs=Needs("purge", "topic", "{topic}"),
+                needs=_needs("delete"),
+                parameters=(_DELETE_TO,),
             ),
         ]
+
+    def _detail_routes(self) -> list[GatewayRoute]:
+        """Return the routes of what else can be read of a journal."""
+        route = partial(_route, "GET", needs=_needs("read"))
+        event = "Get one event as JSON, or its payload if that is framed Avro."
+        tags = "Get the tags of a journal's replicated events, and how many events each has."
+        known = (_AVRO_PARAMETER, AT_LEAST)
+        return [
+            route(_POINTER, self.pointer, "Get the last seq_nr of a journal.", answer=_LAST, parameters=(AT_LEAST,)),
+            route(f"{_PATH}/events/{{seq_nr}}", self.read_one, event, answer=_ONE_EVENT, parameters=known),
+            route(f"{_PATH}/tags", self.tags, tags, answer=_TAG_COUNTS, parameters=(AT_LEAST,)),
+        ]
+
+    def _purge_route(self) -> GatewayRoute:
+        summary = "Remove a whole journal; the next append begins a new one."
+        answer = RouteAnswer("Removed.", 204, has_token=True)
+        return _route("POST", f"{_PATH}/purge", self.purge, summary, answer=answer, needs=_needs("purge"))
+
+    def _limit_parameter(self) -> RouteParameter:
+        limits = {**_NUMBER, "maximum": self._page_limit}
+        return RouteParameter("limit", f"Most events of a page; {_LIMIT} if absent.", limits)
 
     async def read(self, request: GatewayRequest) -> object:
         """Answer with a page of events, or with a stream of all of them."""

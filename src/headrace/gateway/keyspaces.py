@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
 from headrace.gateway.etags import ANY_VERSION, etag_of, has_version, versions_in
-from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.responses import ReadyResponse
+from headrace.gateway.requests import GatewayRequest, ReadyResponse
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -34,6 +33,10 @@ _GROUP = "Keyspaces"
 _ONE = "/keyspaces/{keyspace}"
 _STATE = f"{_ONE}/states/{{state}}"
 KEY_PATH = f"{_STATE}/{{key}}"
+_COUNT = f"{_ONE}/counts/{{state}}"
+_INDEX = f"{_ONE}/indexes/{{state}}/{{index}}"
+_TOKEN_NAME = TOKEN_HEADER.lower().encode()
+_JSON_TYPE, _AVRO_TYPE = (b"content-type", JSON.encode()), (b"content-type", AVRO.encode())
 _LIMIT = 100
 _MOST_ID_CHARS = 255
 _WRITE_ATTEMPTS = 10
@@ -42,6 +45,16 @@ _ANY_OR_AVRO = {JSON: {}, AVRO: {"type": "string"}}
 _STALENESS = RouteParameter("max_staleness_s", "A copy that is at most this old may answer.", {"type": "number"})
 _MATCH = RouteParameter("If-Match", 'Only if the version is this one, as in "7"; * for any.', place="header")
 _NONE_MATCH = RouteParameter("If-None-Match", "With *, only if there is no value.", place="header")
+_HAVE = RouteParameter("If-None-Match", "The version you have.", place="header")
+_TTL = RouteParameter("ttl_s", "Seconds until the value is gone.", {"type": "number"})
+_PREFIX = RouteParameter("prefix", "The first parts of the keys, as a JSON list.")
+_AFTER = RouteParameter("after", "The last key of the page before.")
+_INDEXED = RouteParameter("value", 'What to look for, as JSON, as in 7 or "ann".', is_required=True)
+_MESSAGE_ID = RouteParameter(
+    "Idempotency-Key", "Any text, of its own for each message; repeats get its reply.", place="header"
+)
+_SET, _DELETED = RouteAnswer("Set.", 204, has_token=True), RouteAnswer("Deleted.", 204, has_token=True)
+_READ, _WRITE, _COMMAND = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
 
 
 class ServedKeyspace(NamedTuple):
@@ -69,107 +82,54 @@ class KeyspaceRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        route = partial(GatewayRoute, group=_GROUP, needs_owners=_always)
-        read, write, command = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
-        limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
-        limit = RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
+        summary = "List the keyspaces that the caller may read, with their states and messages."
+        answer = RouteAnswer("The keyspaces.", content=_ANY)
+        listing = GatewayRoute("GET", "/keyspaces", self.listing, summary, _GROUP, answer)
+        return [listing, *self._key_routes(), *self._state_routes(), self._message_route()]
+
+    def _key_routes(self) -> list[GatewayRoute]:
+        """Return the routes of single keys."""
+        get = partial(_route, "GET", needs=_READ, needs_owners=_wants_owner, at_once=self.get_at_once)
+        put = partial(_route, "PUT", needs=_WRITE, body=_ANY_OR_AVRO)
+        delete = partial(_route, "DELETE", needs=_WRITE)
         value = RouteAnswer("The value; ETag is its version.", content=_ANY_OR_AVRO, has_token=True)
+        known = (_STALENESS, _HAVE, AT_LEAST)
+        summary = "Get the value of a key, as JSON or as framed Avro."
         return [
-            route(
-                "GET",
-                "/keyspaces",
-                self.listing,
-                "List the keyspaces that the caller may read, with their states and messages.",
-                answer=RouteAnswer("The keyspaces.", content=_ANY),
-                needs_owners=None,
-            ),
-            route(
-                "GET",
-                KEY_PATH,
-                self.get,
-                "Get the value of a key, as JSON or as framed Avro.",
-                answer=value,
-                needs=read,
-                parameters=(
-                    _STALENESS,
-                    RouteParameter("If-None-Match", "The version you have.", place="header"),
-                    AT_LEAST,
-                ),
-                needs_owners=_wants_owner,
-            ),
-            route(
-                "PUT",
-                KEY_PATH,
-                self.put,
-                "Set the value of a key.",
-                answer=RouteAnswer("Set.", 204, has_token=True),
-                needs=write,
-                parameters=(
-                    _MATCH,
-                    _NONE_MATCH,
-                    RouteParameter("ttl_s", "Seconds until the value is gone.", {"type": "number"}),
-                ),
-                body=_ANY_OR_AVRO,
-            ),
-            route(
-                "DELETE",
-                KEY_PATH,
-                self.delete,
-                "Delete a key.",
-                answer=RouteAnswer("Deleted.", 204, has_token=True),
-                needs=write,
-                parameters=(_MATCH,),
-            ),
-            route(
-                "GET",
-                _STATE,
-                self.scan,
-                "Get a page of the keys with a prefix, or all pairs as lines of JSON.",
-                answer=RouteAnswer("The pairs.", content={JSON: {}, NDJSON: {}}),
-                needs=read,
-                parameters=(
-                    RouteParameter("prefix", "The first parts of the keys, as a JSON list."),
-                    RouteParameter("after", "The last key of the page before."),
-                    limit,
-                ),
-            ),
-            route(
-                "GET",
-                f"{_ONE}/counts/{{state}}",
-                self.count,
-                "Count the keys of a state.",
-                answer=RouteAnswer("The count.", content=_ANY),
-                needs=read,
-            ),
-            route(
-                "GET",
-                f"{_ONE}/indexes/{{state}}/{{index}}",
-                self.find,
-                "Find the pairs that an index has under a value.",
-                answer=RouteAnswer("The pairs.", content=_ANY),
-                needs=read,
-                parameters=(
-                    RouteParameter("value", 'What to look for, as JSON, as in 7 or "ann".', is_required=True),
-                    limit,
-                ),
-            ),
-            route(
-                "POST",
-                f"{_ONE}/messages/{{message}}",
-                self.send,
-                "Send a message to the handler of its key, or of all partitions, and get the reply.",
-                answer=RouteAnswer("The reply.", content=_ANY, has_token=True),
-                needs=command,
-                parameters=(
-                    RouteParameter(
-                        "Idempotency-Key",
-                        "Any text, of its own for each message; repeats get its reply.",
-                        place="header",
-                    ),
-                ),
-                body=_ANY_OR_AVRO,
-            ),
+            get(KEY_PATH, self.get, summary, answer=value, parameters=known),
+            put(KEY_PATH, self.put, "Set the value of a key.", answer=_SET, parameters=(_MATCH, _NONE_MATCH, _TTL)),
+            delete(KEY_PATH, self.delete, "Delete a key.", answer=_DELETED, parameters=(_MATCH,)),
         ]
+
+    def _state_routes(self) -> list[GatewayRoute]:
+        """Return the routes of what a state has under many keys."""
+        route, limit = partial(_route, "GET", needs=_READ), self._limit_parameter()
+        pairs = RouteAnswer("The pairs.", content=_ANY)
+        all_pairs = RouteAnswer("The pairs.", content={JSON: {}, NDJSON: {}})
+        count = RouteAnswer("The count.", content=_ANY)
+        scan = "Get a page of the keys with a prefix, or all pairs as lines of JSON."
+        find = "Find the pairs that an index has under a value."
+        return [
+            route(_STATE, self.scan, scan, answer=all_pairs, parameters=(_PREFIX, _AFTER, limit)),
+            route(_COUNT, self.count, "Count the keys of a state.", answer=count),
+            route(_INDEX, self.find, find, answer=pairs, parameters=(_INDEXED, limit)),
+        ]
+
+    def _message_route(self) -> GatewayRoute:
+        return _route(
+            "POST",
+            f"{_ONE}/messages/{{message}}",
+            self.send,
+            "Send a message to the handler of its key, or of all partitions, and get the reply.",
+            answer=RouteAnswer("The reply.", content=_ANY, has_token=True),
+            needs=_COMMAND,
+            parameters=(_MESSAGE_ID,),
+            body=_ANY_OR_AVRO,
+        )
+
+    def _limit_parameter(self) -> RouteParameter:
+        limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
+        return RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
 
     async def listing(self, request: GatewayRequest) -> object:
         """List keyspaces."""
@@ -197,20 +157,29 @@ class KeyspaceRoutes:
         )
         if found.value is None:
             return None
-        # The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
-        headers = (
-            (b"etag", etag_of(found.version).encode()),
-            (b"cache-control", b"no-cache"),
-            (b"vary", b"accept"),
-            (TOKEN_HEADER.lower().encode(), found.token.encode()),
-        )
+        headers = _headers_of(found.version, found.token)
         if has_version(request.headers, found.version):
-            return Response(status_code=304, headers={name.decode(): value.decode() for name, value in headers})
-        if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
-            return ReadyResponse(await state.to_avro(found.value), ((b"content-type", AVRO.encode()), *headers))
-        return ReadyResponse(
-            msgspec.json.encode(state.to_json(found.value)), ((b"content-type", JSON.encode()), *headers)
-        )
+            return _not_modified(headers)
+        if request.wants(state.media_types) == AVRO:
+            return ReadyResponse(await state.to_avro(found.value), (_AVRO_TYPE, *headers))
+        return ReadyResponse(msgspec.json.encode(state.to_json(found.value)), (_JSON_TYPE, *headers))
+
+    def get_at_once(self, request: GatewayRequest) -> Response | None:
+        """Answer with a value that this process owns, as JSON; None for what `get` has to find out or wait for."""
+        if request.query or request.token is not None:
+            return None
+        forms, state = self._state(request)
+        client = forms.served.client
+        found = client.read_at_once(state.name, state.key(request.path["key"]))
+        if found is None:
+            return None
+        headers = _headers_of(found.version, found.token)
+        if has_version(request.headers, found.version):
+            return _not_modified(headers)
+        if request.wants(state.media_types) == AVRO:
+            return None
+        body = state.json_stored(found.data, partial(client.decode_at_once, state.name))
+        return ReadyResponse(body, (_JSON_TYPE, *headers))
 
     async def put(self, request: GatewayRequest) -> object:
         """Set a value, if its version is the one that the caller names."""
@@ -339,8 +308,30 @@ class KeyspaceRoutes:
         return request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
 
 
+def _headers_of(version: int, token: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return what goes with a value in any form.
+
+    The JSON and the Avro of a version have the same ETag, so a cache must know that Accept chooses.
+    """
+    return (
+        (b"etag", etag_of(version).encode()),
+        (b"cache-control", b"no-cache"),
+        (b"vary", b"accept"),
+        (_TOKEN_NAME, token.encode()),
+    )
+
+
+def _not_modified(headers: Iterable[tuple[bytes, bytes]]) -> Response:
+    response = Response(status_code=304)
+    response.raw_headers = list(headers)
+    return response
+
+
 def _always(request: GatewayRequest) -> bool:
     return True
+
+
+_route = partial(GatewayRoute, group=_GROUP, needs_owners=_always)
 
 
 def _wants_owner(request: GatewayRequest) -> bool:

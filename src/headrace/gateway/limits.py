@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prometheus_client import Gauge
@@ -25,7 +24,7 @@ class Slots:
         self._per_caller = limit if per_caller is None else per_caller
         self._shown = shown
         self._taken = 0
-        self._by_caller: Counter[str] = Counter()
+        self._by_caller: dict[str, int] = {}
 
     @property
     def taken(self) -> int:
@@ -34,15 +33,23 @@ class Slots:
 
     def take(self, caller: str = "") -> TakenSlot:
         """Take a place, which is held while the block runs. Raises Busy: one caller must not take all places."""
+        self._check(caller)
+        return TakenSlot(self, caller)
+
+    def occupy(self, caller: str) -> None:
+        """Take a place, which is held until `leave`. Raises Busy."""
+        self._check(caller)
+        self.enter(caller)
+
+    def _check(self, caller: str) -> None:
         if self._taken >= self._limit or self._by_caller.get(caller, 0) >= self._per_caller:
             REFUSED.labels(self._what).inc()
             raise Busy(f"the gateway ({self._what})", min(self._limit, self._per_caller))
-        return TakenSlot(self, caller)
 
     def enter(self, caller: str) -> None:
         """Count a place."""
         self._taken += 1
-        self._by_caller[caller] += 1
+        self._by_caller[caller] = self._by_caller.get(caller, 0) + 1
         self._shown.inc()
 
     @contextlib.contextmanager
@@ -57,8 +64,10 @@ class Slots:
     def leave(self, caller: str) -> None:
         """Count a place no more."""
         self._taken -= 1
-        self._by_caller[caller] -= 1
-        if not self._by_caller[caller]:
+        left = self._by_caller[caller] - 1
+        if left:
+            self._by_caller[caller] = left
+        else:
             del self._by_caller[caller]
         self._shown.dec()
 

@@ -18,6 +18,7 @@ from headrace.state import StateChange
 __all__ = [
     "MORE_FRAMES",
     "PUSH",
+    "PUSHES",
     "SCHEMA",
     "VALUE",
     "PushQueue",
@@ -34,6 +35,7 @@ _ASKED = struct.Struct(">Bi")
 _HEAD = struct.Struct(">BiBH")
 _PAIR_HEAD = struct.Struct(">BiBHHI")
 _MOST_PER_SOCKET = 10_000
+PUSHES = "headrace.pushes"  # an extension of ASGI: `is_ready` and `write`, for frames that need not wait
 MORE_FRAMES = "headrace.more_frames"  # in a message of ASGI: another frame follows before anything else happens
 
 
@@ -51,6 +53,11 @@ class PushQueue:
         self._count = 0
         self._is_overrun = False
         self._filled = asyncio.Event()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no change waits."""
+        return not self._waiting
 
     def put(self, number: int, change: StateChange[Any, Any]) -> None:
         """Add a change; if too many wait, it replaces them, and is marked as lagged."""

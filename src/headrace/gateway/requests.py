@@ -1,23 +1,28 @@
-"""A request as handlers see it: checked parameters, the body, and the form of the answer that the caller wants."""
+"""A request as handlers see it: checked parameters, the body, and what the caller wants; and answers that are ready."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from headrace.access import Caller
 from headrace.errors import BadArgument, WrongMediaType
 from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
 from headrace.model import combine_tokens
 
-__all__ = ["GatewayRequest", "chosen_media_type", "whole_number"]
+__all__ = ["JSON_HEADERS", "GatewayRequest", "ReadyResponse", "chosen_media_type", "whole_number"]
 
 T = TypeVar("T")
+JSON_HEADERS = ((b"content-type", JSON.encode()), (b"cache-control", b"no-store"))
 _WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
 _MOST_DIGITS = 20  # of the largest number that any parameter takes
+_MOST_ACCEPT_CHARS = 200  # of a header Accept whose meaning is remembered
 
 
 class GatewayRequest:
@@ -102,7 +107,11 @@ class GatewayRequest:
 
     def wants(self, offered: Sequence[str]) -> str:
         """Return the media type to answer in, of those that are offered. Raises WrongMediaType."""
-        return chosen_media_type(", ".join(self.headers.getlist("accept")), offered)
+        accept = ", ".join(self.headers.getlist("accept"))
+        if not accept:
+            return offered[0]
+        choose = _chosen_before if len(accept) <= _MOST_ACCEPT_CHARS else chosen_media_type
+        return choose(accept, tuple(offered))
 
     def _check_query(self) -> None:
         """Raise BadArgument for a parameter that the route does not have: a misspelt one must not be ignored."""
@@ -113,10 +122,28 @@ class GatewayRequest:
                 raise BadArgument("parameter", name[:60], rule)
 
 
+class ReadyResponse(Response):
+    """A response of some bytes with headers that are bytes already; its length is added.
+
+    Most answers are a few bytes: making their headers should cost less than making the answer.
+    """
+
+    def __init__(self, body: bytes, headers: Iterable[tuple[bytes, bytes]], status_code: int = 200) -> None:
+        self.body = body
+        self.status_code = status_code
+        self.background = None
+        self.raw_headers = [*headers, (b"content-length", b"%d" % len(body))]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
 def _token_of(headers: Headers) -> str | None:
     """Return the tokens of the header as one. Raises BadToken, also for routes that have no use for a token."""
-    given = [text.strip() for line in headers.getlist(TOKEN_HEADER) for text in line.split(",")]
-    return combine_tokens(*given) if given else None
+    lines = headers.getlist(TOKEN_HEADER)
+    return combine_tokens(*(text.strip() for line in lines for text in line.split(","))) if lines else None
 
 
 def whole_number(text: str) -> int | None:
@@ -136,6 +163,9 @@ def chosen_media_type(accept: str, offered: Sequence[str]) -> str:
     if _quality(best, ranges) <= 0:
         raise WrongMediaType("Accept", accept[:200], tuple(offered))
     return best
+
+
+_chosen_before = lru_cache(maxsize=256)(chosen_media_type)  # a client sends the same one with each request
 
 
 def _range_of(part: str) -> tuple[str, float]:

@@ -14,6 +14,8 @@ from headrace.access import ResourceKind
 from headrace.errors import BadArgument, NoSuchRoute
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
+
     from headrace.gateway.requests import GatewayRequest
 
 __all__ = [
@@ -82,7 +84,8 @@ class GatewayRoute:
 
     A handler gets the request and returns what JSON can carry, a Response, or None, which is answered with 404. The
     deadline is the handler's: a stream that it returns has none. Without `needs` everybody may use the route. A request
-    that `needs_owners` is held, or refused, while partitions have no owner.
+    that `needs_owners` is held, or refused, while partitions have no owner. `at_once` is asked before the handler: it
+    returns the answer if nothing has to be waited for, and otherwise None, having done nothing.
     """
 
     method: str
@@ -96,6 +99,7 @@ class GatewayRoute:
     body: Mapping[str, JsonSchema] | None = None
     takes_any_query: bool = False
     needs_owners: Callable[[GatewayRequest], bool] | None = None
+    at_once: Callable[[GatewayRequest], Response | None] | None = None
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -120,55 +124,63 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[GatewayRoute]) -> None:
         self.routes = tuple(routes)
-        self._by_start: dict[tuple[int, bytes | None], list[_Shape]] = {}
-        seen: set[tuple[str, tuple[str, ...]]] = set()
+        # By the number of segments and the first one, which is a parameter in few paths: most others are not looked at.
+        self._by_start: dict[tuple[int, bytes | None], list[_PathShape]] = {}
         for route in sorted(routes, key=lambda each: [part.startswith("{") for part in each.segments]):
-            shape = tuple("{}" if part.startswith("{") else part for part in route.segments)
-            if (route.method, shape) in seen:
-                raise BadArgument("routes", f"{route.method} {route.path}", "another route has this method and path")
-            seen.add((route.method, shape))
-            start = None if not shape or shape[0] == "{}" else shape[0].encode()
-            self._by_start.setdefault((len(shape), start), []).append(_shape_of(route))
+            self._add(route)
+
+    def _add(self, route: GatewayRoute) -> None:
+        shape = _shape_of(route)
+        start = shape.fixed[0][1] if shape.fixed and shape.fixed[0][0] == 0 else None
+        known = self._by_start.setdefault((len(route.segments), start), [])
+        same = next((each for each in known if each.fixed == shape.fixed), None)
+        if same is None:
+            known.append(shape)
+        elif route.method in same.methods:
+            raise BadArgument("routes", f"{route.method} {route.path}", "another route has this method and path")
+        else:
+            same.methods.update(shape.methods)
 
     def find(self, method: str, raw_path: bytes) -> Match | None:
         """Return the route of a request; None if nothing is served at the path. Raises NoSuchRoute, BadArgument."""
         raw = raw_path.split(b"?", 1)[0].strip(b"/")
         given = raw.split(b"/") if raw else []
+        if b"" in given:  # no parameter is empty
+            return None
         wanted = "GET" if method == "HEAD" else method
         allowed: dict[str, GatewayRoute] = {}
         for start in (given[0] if given else None, None):
             for shape in self._by_start.get((len(given), start), ()):
                 if shape.fits(given):
-                    if shape.route.method == wanted:
-                        return Match(shape.route, {name: _decoded(name, given[at]) for at, name in shape.parameters})
-                    allowed.setdefault(shape.route.method, shape.route)
+                    found = shape.methods.get(wanted)
+                    if found is not None:
+                        return Match(found[0], {name: _decoded(name, given[at]) for at, name in found[1]})
+                    for each, (route, _) in shape.methods.items():
+                        allowed.setdefault(each, route)
         if not allowed:
             return None
         raise NoSuchRoute(method, next(iter(allowed.values())).path, tuple(sorted(allowed)))
 
 
-class _Shape(NamedTuple):
-    """A route as paths are compared with it: what stands at which place, and where its parameters are."""
+class _PathShape(NamedTuple):
+    """What stands at which place in the paths of some routes, and by method the route and where its parameters are."""
 
-    route: GatewayRoute
     fixed: tuple[tuple[int, bytes], ...]
-    parameters: tuple[tuple[int, str], ...]
+    methods: dict[str, tuple[GatewayRoute, tuple[tuple[int, str], ...]]]
 
     def fits(self, given: Sequence[bytes]) -> bool:
-        """Return True if the segments are those of the route, and no parameter is empty."""
-        for at, part in self.fixed:
+        """Return True if the segments are those of the routes."""
+        for at, part in self.fixed:  # noqa: SIM110 - every request comes here, and a generator costs more
             if given[at] != part:
                 return False
-        return all(given[at] for at, _ in self.parameters)
+        return True
 
 
-def _shape_of(route: GatewayRoute) -> _Shape:
+def _shape_of(route: GatewayRoute) -> _PathShape:
     parts = list(enumerate(route.segments))
-    return _Shape(
-        route,
-        tuple((at, part.encode()) for at, part in parts if not part.startswith("{")),
-        tuple((at, part[1:-1]) for at, part in parts if part.startswith("{")),
-    )
+    parameters = tuple((at, part[1:-1]) for at, part in parts if part.startswith("{"))
+    fixed = tuple((at, part.encode()) for at, part in parts if not part.startswith("{"))
+    return _PathShape(fixed, {route.method: (route, parameters)})
 
 
 def _decoded(name: str, raw: bytes) -> str:

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from headrace.access import Caller
 from headrace.errors import NotFound, UnknownSchema
 from headrace.gateway.keyspaces import ServedKeyspace
-from headrace.gateway.pushes import MORE_FRAMES, schema_frame
+from headrace.gateway.pushes import MORE_FRAMES, PUSHES, schema_frame
 from headrace.gateway.state_forms import MessageForm
 from headrace.serde import Registry, Schema, Version, short_name, subject_of
 
@@ -29,11 +29,17 @@ class SocketLeft(Exception):
 
 
 class SocketWire:
-    """The connection: frames in, frames out. Who sends takes care that only one frame is on its way."""
+    """The connection: frames in, frames out. Who sends takes care that only one frame is on its way.
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    While it `is_ready`, `write` writes a frame at once; on servers that can't do so it never is.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        pushes = (scope.get("extensions") or {}).get(PUSHES)
+        self.is_ready: Callable[[], bool] = _never if pushes is None else pushes["is_ready"]
+        self.write: Callable[[str | bytes], None] = _nowhere if pushes is None else pushes["write"]
 
     async def accept(self, protocol: str | None) -> None:
         """Open the socket."""
@@ -65,6 +71,14 @@ class SocketWire:
         with contextlib.suppress(RuntimeError, OSError):  # the client may have left in this moment
             shown = reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
             await self._send({"type": "websocket.close", "code": code, "reason": shown})
+
+
+def _never() -> bool:
+    return False
+
+
+def _nowhere(frame: str | bytes) -> None:
+    raise RuntimeError("this server writes no frame at once")
 
 
 class SocketTypes:

@@ -99,7 +99,7 @@ class Sockets:
         served, state = self._routes.form(path["keyspace"], path["state"])
         key = state.key(path["key"])
         is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
-        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
+        end = _SocketEnd(SocketWire(scope, receive, send), self._terms, caller, self._feeds, charge)
         socket = _KeySocket(end, served, state, key, self._types(served), is_json=is_json)
         # A browser that offers sub-protocols, because its token is one, gives up if none of them is chosen.
         protocol = next((each for each in (JSON_PROTOCOL, AVRO_PROTOCOL) if each in scope["subprotocols"]), None)
@@ -113,7 +113,7 @@ class Sockets:
         if MANY_KEYS not in scope["subprotocols"]:
             # What was offered instead is not shown: a token may be among it.
             raise BadArgument("sub-protocol", f"{len(scope['subprotocols'])} others", f"this socket speaks {MANY_KEYS}")
-        end = _SocketEnd(SocketWire(receive, send), self._terms, caller, self._feeds, charge)
+        end = _SocketEnd(SocketWire(scope, receive, send), self._terms, caller, self._feeds, charge)
         with self._terms.slots.take():
             types = [self._types(self._routes.served(name)) for name in self._routes.names if _may_read(caller, name)]
             await _ManySocket(end, self._routes, types).run(MANY_KEYS)
@@ -173,16 +173,36 @@ class _Socket:
         key: Any,  # noqa: ANN401
         after: str | None,
         token: str | None = None,
+        *,
+        is_avro: bool,
     ) -> None:
-        """Put the changes of a key into the queue, until cancelled. Raises what ends the subscription."""
+        """Push the changes of a key, until cancelled. Raises what ends the subscription."""
+        if is_avro:
+            await state.open_avro()
 
         def source(after: str | None) -> AsyncIterator[StateChange[Any, Any]]:
             return served.client.changes(state.name, key, after=after, heartbeat_s=_HEARTBEAT_S, at_least=token)
 
         name = (served.spec.name, state.name, key)
-        await self.feeds.follow(name, source, after, partial(self.queue.put, number))
+        await self.feeds.follow(name, source, after, partial(self.push, number))
 
-    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+    def push(self, number: int, change: StateChange[Any, Any]) -> None:
+        """Write a change at once if nothing is on its way to a client that takes it; otherwise it waits in the queue.
+
+        A frame that can't be made waits there, too: this socket's writer finds that out again, and ends it alone.
+        """
+        if self.queue.is_empty and self.wire.is_ready() and not self.pushing.locked():
+            try:
+                frame = self.frame_of(number, change)
+            except Exception as error:
+                _logger.info("a frame can't be made", error=repr(error))
+            else:
+                if frame is not None:
+                    self.wire.write(frame)
+                return
+        self.queue.put(number, change)
+
+    def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the frame of a change; None if the client has it already."""
         raise NotImplementedError
 
@@ -193,7 +213,7 @@ class _Socket:
             async with self.pushing:
                 frames: list[str | bytes] = []
                 while len(frames) < _FRAMES_AT_ONCE and (taken := self.queue.take()) is not None:
-                    frame = await self.frame_of(*taken)
+                    frame = self.frame_of(*taken)
                     if frame is not None:
                         frames.append(frame)
                 await self.wire.send(*frames)
@@ -250,25 +270,26 @@ class _KeySocket(_Socket):
         await self.wire.accept(protocol)
         await self.live(self._both(after))
 
-    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+    def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the value: empty if there is none.
 
         After a fail-over the present value comes again. Frames of this socket have no offsets, so a client could not
         tell it from a change: it is left out if it is what the client got last.
         """
-        frame = await self._frame_of_value(change.value)
+        frame = self._frame_of_value(change.value)
         is_known = change.is_present and frame == self._last
         self._last = frame
         return None if is_known else frame
 
-    async def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
+    def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
         if self._is_json:
             return "{}" if value is None else self._state.json_pushed(value).decode()
-        return b"" if value is None else await self._state.avro_pushed(value)
+        return b"" if value is None else self._state.avro_pushed(value)
 
     async def _both(self, after: str | None) -> None:
         """Follow the key and take frames, until either ends."""
-        follow = asyncio.ensure_future(self.follow(0, self._served, self._state, self._key, after))
+        following = self.follow(0, self._served, self._state, self._key, after, is_avro=not self._is_json)
+        follow = asyncio.ensure_future(following)
         take = asyncio.ensure_future(self._take())
         try:
             done, _ = await asyncio.wait({follow, take}, return_when=asyncio.FIRST_COMPLETED)
@@ -339,7 +360,7 @@ class _ManySocket(_Socket):
         """Return the messages that are on their way."""
         return self._messages.tasks
 
-    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+    def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the push of a change, in the format that the subscription asked for; None if that has ended."""
         if number not in self._asked:
             return None
@@ -348,7 +369,7 @@ class _ManySocket(_Socket):
         if is_delta and form.deltas is not None:
             form, value = form.deltas, change.delta
         if asked.format == "avro" and form.is_avro:
-            avro = b"" if value is None else await form.avro_pushed(value)
+            avro = b"" if value is None else form.avro_pushed(value)
             return encode_push(number, change, avro, is_delta=is_delta)
         push: dict[str, Any] = {"op": "lagged" if change.is_lagged else "value", "id": number, "offset": change.token}
         push["delta" if is_delta else "value"] = None if value is None else msgspec.Raw(form.json_pushed(value))
@@ -417,7 +438,8 @@ class _ManySocket(_Socket):
         if request.format == "avro" and not state.is_avro:
             raise BadArgument("format", "avro", f"values of state {state.name!r} have no Avro form; use json")
         self._asked[request.id] = (request, state)
-        return self.follow(request.id, served, state, key, request.after, request.token)
+        is_avro = request.format == "avro"
+        return self.follow(request.id, served, state, key, request.after, request.token, is_avro=is_avro)
 
     async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
         """Follow a key or a collection. Whatever ends that, the client is told: it must not fall silent."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any, get_origin
 
 import msgspec
 
 from headrace.errors import BadArgument, NotDecodable, NotStorable, WrongMediaType
-from headrace.serde import Codec, Registry, Serde, codec_for, is_framed, subject_of
+from headrace.gateway.routes import JSON
+from headrace.serde import Codec, Encoder, Registry, Serde, codec_for, is_framed, subject_of
 from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
 
 __all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
 
 AVRO = "avro/binary"
 _KEPT = 8
+_MOST_STORED = 1_024
+_MOST_STORED_BYTES = 4_096
 
 
 class StateForm:
@@ -32,12 +36,15 @@ class StateForm:
         self._hint = Any if is_codec else spec.value
         self._codec: Codec[Any] | None = codec_for(spec.value) if is_avro else None
         self._serde: Serde[Any] | None = Serde(registry, subject_of(spec.topic), spec.value) if is_avro else None
+        self._encode: Encoder[Any] | None = None
         # Deltas are values of another type, under a subject of their own.
         self.deltas: StateForm | None = None
         if spec.delta is not None:
             deltas = spec.replaced(value=spec.delta, delta=None, topic=spec.delta_topic, index={}, unique={})
             self.deltas = StateForm(deltas, registry)
         self._pushed_json, self._pushed_avro = _Encoded(), _Encoded()
+        self.media_types = (JSON, AVRO) if is_avro else (JSON,)
+        self._stored_json: dict[bytes, bytes] = {}
 
     @property
     def is_avro(self) -> bool:
@@ -61,7 +68,7 @@ class StateForm:
 
     def prefix(self, text: str) -> tuple[Any, ...]:
         """Return the first parts of a compound key, from a JSON list. Raises BadArgument."""
-        rule = f"it is a JSON list of the first parts of a key of state {self.name!r}"
+        rule = f"it must be a JSON list of the first parts of a key of state {self.name!r}"
         try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -106,15 +113,39 @@ class StateForm:
             raise WrongMediaType("Accept", AVRO, ("application/json",))
         return await self._serde.encode(value) or b""
 
+    def json_stored(self, data: bytes, decode: Callable[[bytes], Any]) -> bytes:
+        """Return the text of the JSON of a value that is stored as these bytes.
+
+        What is read often is written once: the same bytes are the same value, whichever key has them.
+        """
+        found = self._stored_json.get(data)
+        if found is None:
+            found = msgspec.json.encode(self.to_json(decode(data)))
+            if len(data) <= _MOST_STORED_BYTES:
+                self._stored_json[data] = found
+            if len(self._stored_json) > _MOST_STORED:
+                del self._stored_json[next(iter(self._stored_json))]
+        return found
+
     def json_pushed(self, value: Any) -> bytes:  # noqa: ANN401
         """Return a value that goes to many sockets as the text of its JSON; it is written once."""
         found = self._pushed_json.get(value)
         return found or self._pushed_json.keep(value, msgspec.json.encode(self.to_json(value)))
 
-    async def avro_pushed(self, value: Any) -> bytes:  # noqa: ANN401
-        """Return a value that goes to many sockets as framed Avro; it is written once."""
+    async def open_avro(self) -> None:
+        """Get ready for `avro_pushed`, of deltas too. Raises IncompatibleSchema, and what the registry raises."""
+        if self._serde is not None:
+            self._encode = await self._serde.encoder()
+        if self.deltas is not None:
+            await self.deltas.open_avro()
+
+    def avro_pushed(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return a value that goes to many sockets as framed Avro; it is written once. `open_avro` comes before."""
         found = self._pushed_avro.get(value)
-        return found or self._pushed_avro.keep(value, await self.to_avro(value))
+        if found is None:
+            assert self._encode is not None, "open_avro was not called"  # noqa: S101
+            found = self._pushed_avro.keep(value, self._encode(value) or b"")
+        return found
 
     async def from_avro(self, data: bytes) -> Any:  # noqa: ANN401
         """Return the value of framed Avro. Raises WrongMediaType, NotFramed, UnknownSchema, NotDecodable."""

@@ -5,7 +5,7 @@ log had, or raises; records have kafka-journal's format, so that JVM services ca
 Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
-from headrace.journal.append import AppendedEvents, AppendOptions, NewAppend, new_append
+from headrace.journal.append import AppendedEvents, AppendOptions, NewAppend, json_event_record, new_append
 from headrace.journal.engine_claims import claim_for_engine, release_from_engine
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
@@ -74,6 +74,7 @@ __all__ = [
     "grow_topic",
     "held_journals",
     "journal_config",
+    "json_event_record",
     "layout_key",
     "new_append",
     "pass_verdict",

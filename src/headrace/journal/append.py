@@ -26,10 +26,10 @@ from headrace.errors import (
 from headrace.journal.attempts import AppendAttempt, RememberedAppends, Tries
 from headrace.journal.read import JournalReader
 from headrace.journal.topology import Routed, Topology
+from headrace.journal.traces import with_trace_context
 from headrace.journal.window import KnownJournalState, without_skipped
 from headrace.log import Log
 from headrace.model import Event, Headers, NewRecord, Position, TopicPartition, WrittenPosition
-from headrace.observe import inject
 from headrace.protocol import (
     MAX_METADATA_BYTES,
     MAX_VALUE_BYTES,
@@ -49,6 +49,7 @@ from headrace.protocol import (
     encode_binary_events,
     encode_events,
     encode_json,
+    encode_json_payload,
     encode_user_headers,
     encode_value,
     pointer_of,
@@ -57,9 +58,16 @@ from headrace.protocol import (
 from headrace.runtime import crash_point
 from headrace.store import JournalMeta, Place
 
-__all__ = ["AppendOptions", "AppendedEvents", "JournalWriter", "NewAppend", "new_append", "record_of"]
+__all__ = [
+    "AppendOptions",
+    "AppendedEvents",
+    "JournalWriter",
+    "NewAppend",
+    "json_event_record",
+    "new_append",
+    "record_of",
+]
 
-_TRACE_PARENT = "traceparent"
 _canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -107,9 +115,7 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def traced(self) -> NewAppend:
         """Return the append with the current span in its headers, unless the application gave one or there is none."""
-        if any(name == _TRACE_PARENT for name, _ in self.headers):
-            return self
-        headers = inject(self.headers)
+        headers = with_trace_context(self.headers)
         return self if headers is self.headers else msgspec.structs.replace(self, headers=headers)
 
     def record(
@@ -175,6 +181,20 @@ def record_of(
 ) -> NewRecord:
     """Return the record of an append."""
     return new_append(events, options).record(at, id_, expected=expected, append_id=append_id, since=since)
+
+
+def json_event_record(
+    at: TopicPartition, id_: str, seq_nr: int, payload: bytes, *, origin: str | None, expected: int
+) -> NewRecord:
+    """Return the record of an append of one event whose payload is JSON already, with the current span if there is one.
+
+    It is the record of `new_append` and `NewAppend.record` without any other option, in a fraction of their time.
+    """
+    value = encode_json_payload(seq_nr, payload)
+    check_size("events", len(value), MAX_VALUE_BYTES)
+    headers = append_headers(seq_nr, seq_nr, "json", origin, None, expected)
+    trace = inject()
+    return NewRecord(at.topic, id_.encode(), value, headers + trace if trace else headers, at.partition)
 
 
 def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:

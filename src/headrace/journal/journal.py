@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
-from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter, new_append
+from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter, NewAppend, new_append
 from headrace.journal.attempts import AppendAttempt
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats, history, partition_stats
@@ -16,6 +16,7 @@ from headrace.journal.metrics import SLOW_S, Operations
 from headrace.journal.read import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.topology import LEASE_S, Topology
+from headrace.journal.traces import operation_span
 from headrace.journal.window import Windows
 from headrace.log import Log, check_token
 from headrace.model import (
@@ -29,7 +30,6 @@ from headrace.model import (
     WrittenPosition,
     check_topic_name,
 )
-from headrace.observe import span
 from headrace.protocol import (
     UNCHECKED,
     Delete,
@@ -144,19 +144,23 @@ class Journal:
             await self._check_not_shared("append with expected=")
         started_s = perf_counter()
         try:
-            with span("journal.append", topic=self.topic, id=id_):
-                new = new.traced()
-                if prepared is not None:
-                    position = await self._writer.append_attempt(prepared, new, expected=required)
-                elif once is not None:
-                    position = await self._writer.append_once(id_, new, expected=required, append_id=once)
-                elif required is None:
-                    position = await self._writer.append(id_, new)
-                else:
-                    position = await self._writer.append_checked(id_, new, expected=required)
-                return self._written(position)
+            with operation_span("append", self.topic, id_):
+                writing = self._write(id_, new.traced(), required, append_id=once, attempt=prepared)
+                return self._written(await writing)
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
+
+    def _write(
+        self, id_: str, new: NewAppend, expected: int | None, *, append_id: str | None, attempt: AppendAttempt | None
+    ) -> Awaitable[Position]:
+        """Choose how to write: as a prepared attempt, at most once, unchecked, or checked."""
+        if attempt is not None:
+            return self._writer.append_attempt(attempt, new, expected=expected)
+        if append_id is not None:
+            return self._writer.append_once(id_, new, expected=expected, append_id=append_id)
+        if expected is None:
+            return self._writer.append(id_, new)
+        return self._writer.append_checked(id_, new, expected=expected)
 
     async def append_next(
         self,
@@ -192,7 +196,7 @@ class Journal:
             pointer = await self.pointer(id_) or 0
             events = _numbered(given, tags, pointer + 1)
             try:
-                with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
+                with self._operations.begin("append", id_), operation_span("append", self.topic, id_):
                     new = new_append(events, options).traced()
                     position = await self._writer.append_checked(id_, new, expected=pointer)
             except (WrongSeqNr, VoidAppend):  # another writer was faster
@@ -238,7 +242,7 @@ class Journal:
         await self._check_token(at_least)
         if not await self._topic_exists():
             return None
-        with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
+        with self._operations.begin("pointer", id_) as operation, operation_span("pointer", self.topic, id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
@@ -252,7 +256,7 @@ class Journal:
         id_, to = check_id(id_), check_seq_nr("to", to)
         if not await self._topic_exists():
             return None
-        with self._operations.begin("delete", id_) as operation, span("journal.delete", topic=self.topic, id=id_):
+        with self._operations.begin("delete", id_) as operation, operation_span("delete", self.topic, id_):
             meta = (await self._reader.view(id_, operation)).meta
             if meta is None or not exists(meta):
                 return None
@@ -264,7 +268,7 @@ class Journal:
         """Remove the whole journal; the next append begins a new one."""
         self._check_writable("purge")
         id_ = check_id(id_)
-        with self._operations.begin("purge", id_), span("journal.purge", topic=self.topic, id=id_):
+        with self._operations.begin("purge", id_), operation_span("purge", self.topic, id_):
             position = await self._writer.write(id_, Purge(origin=self._origin))
             self._writer.forget(id_)
             return self._written(position)

@@ -16,9 +16,9 @@ from headrace.journal.head_cache import HeadCache
 from headrace.journal.marks import Barrier
 from headrace.journal.metrics import Operation
 from headrace.journal.topology import Topology
+from headrace.journal.traces import operation_span
 from headrace.journal.window import FirstRows, KnownJournalState, View, Window, Windows, first_of, last_of, view_of
 from headrace.model import MAX_SEQ_NR, StoredEvent
-from headrace.observe import span
 from headrace.protocol import Append, Entry, Layout, Stay, event_of_row, events_of_record, exists, pointer_of
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
 
@@ -162,7 +162,7 @@ class JournalReader:
     ) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events from seq_nr `first` to `last`, in pages."""
         for attempt in range(_ATTEMPTS):
-            with span("journal.read", topic=self.topic, id=id_):
+            with operation_span("read", self.topic, id_):
                 view = await self.view(id_, operation, first=first if attempt == 0 else None)
             if not exists(view.meta):
                 return

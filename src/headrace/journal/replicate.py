@@ -110,13 +110,8 @@ async def replicate_batch(
         return Replicated(start.offset, 0, 0, 0, 0)
     if views is not None:
         start = msgspec.structs.replace(start, log_time_ms=await views.log_time_ms(layout, start))
-        limit = await views.last_offset(start)
-        up_to = up_to if limit is None else min(up_to, limit)
-    up_to = min(up_to, await _limit(store, layout, at))
-    run_batch = _batch(start, columns, up_to)
-    if run_batch.general.generation > layout.generation:
-        up_to = _unknown_boundary(columns, start, layout.generation)
-        run_batch = _batch(start, columns, up_to)
+    up_to = await _allowed(store, layout, at, start, views, up_to)
+    up_to, run_batch = _known_batch(layout, start, columns, up_to)
     batch = run_batch.general
     _leave_unusual(layout, run_batch)
     strays = _drop_strays(layout, at, batch)
@@ -129,15 +124,7 @@ async def replicate_batch(
     await _write_all(store, at.topic, folds)
     crash_point("replicate.before-offset")
     if up_to > start.offset:
-        moved = msgspec.structs.replace(
-            start,
-            created_ms=start.created_ms or batch.log_time_ms,
-            generation=batch.generation,
-            offset=up_to,
-            log_time_ms=batch.log_time_ms,
-            updated_ms=batch.log_time_ms,
-            segment_size=batch.segment_size,
-        )
+        moved = _moved(start, batch, up_to)
         await store.writer.move_replicated(moved)
         if heads is not None:
             written = {id_: fold.meta for id_, fold in folds.runs.items()}
@@ -145,6 +132,38 @@ async def replicate_batch(
     crash_point("replicate.after-offset")
     done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
     return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
+
+
+async def _allowed(
+    store: Store, layout: Layout, at: TopicPartition, start: ReplicatedOffset, views: Views | None, up_to: int
+) -> int:
+    """Return the last offset that may be applied now, as far as views and other partitions allow."""
+    limit = await views.last_offset(start) if views is not None else None
+    return min(up_to if limit is None else min(up_to, limit), await _limit(store, layout, at))
+
+
+def _known_batch(
+    layout: Layout, start: ReplicatedOffset, columns: RecordColumns, up_to: int
+) -> tuple[int, ColumnBatch]:
+    """Return the last offset and the records of the batch; it ends before a generation that the layout lacks."""
+    batch = _batch(start, columns, up_to)
+    if batch.general.generation <= layout.generation:
+        return up_to, batch
+    up_to = _unknown_boundary(columns, start, layout.generation)
+    return up_to, _batch(start, columns, up_to)
+
+
+def _moved(start: ReplicatedOffset, batch: PartitionBatch, up_to: int) -> ReplicatedOffset:
+    """Return the replicated offset after a batch."""
+    return msgspec.structs.replace(
+        start,
+        created_ms=start.created_ms or batch.log_time_ms,
+        generation=batch.generation,
+        offset=up_to,
+        log_time_ms=batch.log_time_ms,
+        updated_ms=batch.log_time_ms,
+        segment_size=batch.segment_size,
+    )
 
 
 def _batch(start: ReplicatedOffset, columns: RecordColumns, up_to: int) -> ColumnBatch:

@@ -9,7 +9,7 @@ commit.
 
 from headrace.keyspace.apps import App
 from headrace.keyspace.calls import REPLIES
-from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, KeyWritten, Scattered, TokenReply
+from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
@@ -18,6 +18,7 @@ from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_ph
 from headrace.keyspace.push_storage import PushLetter
 from headrace.keyspace.pushing import PushedChange, PushHook, PushRunner
 from headrace.keyspace.resizing import ResizeReport, resize_keyspace, specs_of
+from headrace.keyspace.results import NO_VALUE, KeyRead, KeyWritten, Scattered, TokenReply
 from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
 

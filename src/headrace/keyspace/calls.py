@@ -190,6 +190,7 @@ class CallRunner:
                 await commit(unit)
                 return kept
             context = Context(
+                keyspace=self._spec.name,
                 partition=self._states.partition,
                 key=key,
                 now_ms=self._now_ms(),
@@ -204,6 +205,7 @@ class CallRunner:
             result = await self._handle(handler, message, context, unit)
             if handler.is_read and _has_written(unit):
                 raise WritesInRead(self._spec.name, handler.name)
+            await context.prepare_tells()
             reply = self._codecs.reply_bytes(handler, result)
             if place is not None and not handler.is_read:
                 self._keep(unit, place, digest, reply)
@@ -227,6 +229,7 @@ class CallRunner:
     ) -> Context:
         """Run the handler of a record within a unit of work; `at` names the record. Raises what the handler raises."""
         context = Context(
+            keyspace=self._spec.name,
             partition=self._states.partition,
             key=key,
             now_ms=self._now_ms(),
@@ -237,8 +240,12 @@ class CallRunner:
             client_of=self._client_of,
             changelogs=self._changelogs,
         )
-        with self._within(unit) as logic:
-            await handler.call(logic, value, context)
+        try:
+            with self._within(unit) as logic:
+                await handler.call(logic, value, context)
+        finally:
+            context.end()
+        await context.prepare_tells()
         return context
 
     def hold(self, key: bytes) -> contextlib.AbstractAsyncContextManager[None]:
@@ -280,6 +287,8 @@ class CallRunner:
             raise self._failed(message, error) from error  # the handler's own: of something that it awaited
         except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
             raise self._failed(message, error) from error
+        finally:
+            context.end()
 
     def _failed(self, message: object, error: BaseException) -> RequestFailed:
         return RequestFailed(self._spec.name, type(message).__name__, type(error).__name__, own_text(error))

@@ -4,136 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 
 from headrace.errors import (
     BadArgument,
-    HeadraceError,
-    NotPartitionOwner,
     StateConflict,
-    SubscriptionEnded,
-    Unavailable,
     UnknownMessage,
 )
 from headrace.keyspace.calls import REPLIES
-from headrace.keyspace.collections import CollectionEvent, CollectionSource, KeyRange, RangePage, follow_collection
+from headrace.keyspace.collections import CollectionEvent, follow_collection
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
 from headrace.keyspace.messages import (
     PUT_CONFLICT,
     Call,
-    ChangesPage,
-    CountKeys,
     Entry,
-    FindByIndex,
     GetValue,
     MessageCodecs,
     PlacedReply,
-    PollChanges,
     PutValue,
-    RawPage,
-    RawRead,
-    ReadPage,
     encode,
     key_bytes,
     longer_chain,
+    traced,
 )
+from headrace.keyspace.reads import CommittedValue
+from headrace.keyspace.results import NO_VALUE, KeyRead, KeyWritten, Scattered, TokenReply
 from headrace.keyspace.routes import KeyspaceRoute
-from headrace.model import ConsistencyToken, TokenPlace
-from headrace.observe import inject, span
-from headrace.runtime import Backoff
+from headrace.keyspace.state_copies import LocalCopies, OpenState, StateCopies, decoded
+from headrace.model import ConsistencyToken
+from headrace.observe import span
 from headrace.serde import Registry
 from headrace.state import (
     Duration,
     OrderedKeys,
     StateChange,
     StatePage,
-    StateSpec,
-    ValueCodec,
     codec_of,
-    index_prefix,
-    index_row,
+    is_prepared,
 )
 
-__all__ = ["NO_VALUE", "KeyRead", "KeyWritten", "KeyspaceClient", "LocalCopies", "Scattered", "TokenReply"]
+__all__ = ["KeyspaceClient"]
 
-NO_VALUE = -1
-"""The version of a key that has no value."""
-
-_POLL_S = 5.0
 _PAGE = 256
-_OFFSET = re.compile(r"-?[0-9]{1,18}")
-_CHANGES = 500
-# A subscriber hears of a partition that nobody serves.
-_GIVE_UP_S = 60.0
-_BACKOFF = Backoff(first_s=0.02, limit_s=0.5)
-
-_reads = msgspec.msgpack.Decoder(RawRead)
-_pages = msgspec.msgpack.Decoder(RawPage)
-_counts = msgspec.msgpack.Decoder(int)
-_changes = msgspec.msgpack.Decoder(ChangesPage)
-
-
-class LocalCopies(Protocol):
-    """The copies that this process has itself."""
-
-    async def answer(self, group: str, partition: int, payload: bytes) -> bytes | None:
-        """Return the answer of this node's own copy; None if it has none that can give it."""
-        ...
-
-
-class KeyRead(NamedTuple):
-    """A value and its version, and what the copy was worth: everything up to `offset` is in it, as of `age_ms` ago.
-
-    `version` is the offset that the value was written at, -1 if the key has none. `place` is what the token names.
-    """
-
-    value: Any
-    version: int
-    offset: int | None
-    age_ms: int | None
-    place: TokenPlace | None = None
-
-    @property
-    def token(self) -> str:
-        """The consistency token of what was read: a read that is given it shows nothing older."""
-        return str(ConsistencyToken(() if self.place is None else (self.place,)))
-
-
-class KeyWritten(NamedTuple):
-    """The places of what a write left in the log."""
-
-    places: tuple[TokenPlace, ...]
-
-    @property
-    def token(self) -> str:
-        """The consistency token for reads that must show the write."""
-        return str(ConsistencyToken.of(self.places))
-
-
-class TokenReply(NamedTuple):
-    """The reply to a message, and the consistency token for reads that must show what its handler wrote."""
-
-    reply: Any
-    token: str
-
-
-class Scattered(NamedTuple):
-    """What the partitions replied, and the errors of those that did not."""
-
-    replies: Mapping[int, Any]
-    failures: Mapping[int, HeadraceError]
-
-
-class _OpenState(NamedTuple):
-    spec: StateSpec[Any, Any]
-    keys: OrderedKeys[Any]
-    values: ValueCodec[Any]
-    deltas: ValueCodec[Any] | None
 
 
 class KeyspaceClient:
@@ -155,9 +71,9 @@ class KeyspaceClient:
         self._spec = spec
         self._route = route
         self._registry = registry
-        self._local = local
+        self._copies = StateCopies(route, local)
         self._codecs = MessageCodecs(spec, registry)
-        self._states: dict[str, _OpenState] = {}
+        self._states: dict[str, OpenState] = {}
         self._specs = spec.state_specs(partitions=1)
         self._opening = asyncio.Lock()
         self._requests_of = uuid.uuid4().hex
@@ -197,7 +113,7 @@ class KeyspaceClient:
         message_id = message_id or uuid.uuid4().hex
         handler, routing, call = await self._call_of(message, (), message_id)
         with span("keyspace.ask", keyspace=self.name, message=call.message):
-            reply = await self._route.ack(routing, encode(_traced(call)), message_id=message_id)
+            reply = await self._route.ack(routing, encode(traced(call)), message_id=message_id)
         return await self._codecs.reply(handler, reply)
 
     def tell(self, message: object) -> None:
@@ -205,9 +121,16 @@ class KeyspaceClient:
         handler = self.check(message)
         if not self._is_open:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
-        routing, key = self._key_of(handler, message)
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
-        self._route.tell(routing, encode(call))
+        self._route.tell(*self._told(handler, message))
+
+    async def prepare_tell(self, message: object) -> Callable[[], None]:
+        """Return what sends a message as `tell` does. What is wrong with the message is raised here.
+
+        Raises UnknownMessage, NotStorable, NotEncodable, and what registering its schema raises.
+        """
+        await self.open()
+        routing, payload = self._told(self.check(message), message)
+        return lambda: self._route.tell(routing, payload)
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
         """Ask every partition, and gather what they reply."""
@@ -263,11 +186,27 @@ class KeyspaceClient:
             ConsistencyToken.parse(token)
         routing, data = opened.keys.encode_routed(key)
         asked = GetValue(opened.spec.name, data, max_staleness_s, offset, token)
-        reply = await self._ask_copy(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
-        found = _reads.decode(reply)
-        value = await _decoded(opened.values, found.value)
+        found = await self._copies.get(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
+        value = await decoded(opened.values, found.value)
         version = NO_VALUE if found.written is None else found.written
         return KeyRead(value, version, found.offset, found.age_ms, found.place)
+
+    def read_at_once(self, state: str, key: Any) -> CommittedValue | None:  # noqa: ANN401
+        """Return the value that `read` would, in its bytes, if this process owns the key and need not wait; else None.
+
+        `decode_at_once` has the value. Does not promise other tasks a turn: a loop over it lets nobody else run.
+        """
+        opened = self._states.get(state)
+        if opened is None:
+            return None
+        routing, data = opened.keys.encode_routed(key)
+        place = self._route.served(routing)
+        found = None if place is None else self._copies.read_at_once(*place, state, data)
+        return found if found is not None and is_prepared(opened.values, found.data) else None
+
+    def decode_at_once(self, state: str, data: bytes) -> Any:  # noqa: ANN401
+        """Return the value of bytes that `read_at_once` returned."""
+        return self._states[state].values.decode(data)
 
     async def prefix(
         self,
@@ -284,7 +223,7 @@ class KeyspaceClient:
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
         partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
-        return await self._page(opened, partition, start, end, after, limit)
+        return await self._copies.page(opened, partition, start, end, after, limit)
 
     async def items(self, state: str | StateDeclaration) -> AsyncIterator[tuple[Any, Any]]:
         """Yield all pairs, partition by partition, each in the order of its keys."""
@@ -292,7 +231,7 @@ class KeyspaceClient:
         for partition in range(self._route.partitions):
             after = None
             while True:
-                page = await self._page(opened, partition, b"", None, after, _PAGE)
+                page = await self._copies.page(opened, partition, b"", None, after, _PAGE)
                 for item in page.items:
                     yield item
                 if page.next_after is None:
@@ -302,20 +241,12 @@ class KeyspaceClient:
     async def find(self, state: str | StateDeclaration, index: str, value: Any, *, limit: int = _PAGE) -> list[Any]:  # noqa: ANN401
         """Return up to `limit` pairs that an index has under a value, of all partitions, in the order of their keys."""
         opened = await self._state(state)
-        if index not in opened.spec.indexes:
-            raise BadArgument("index", index, f"the state has {sorted(opened.spec.indexes)}")
-        prefix = index_prefix(index_row(index, value))
-        asked = FindByIndex(opened.spec.name, prefix, prefix, limit)
-        gathered = await self._route.scatter(encode(asked))
-        pages = [_pages.decode(data) for data in gathered.all().values()]
-        found = sorted(itertools.chain.from_iterable(page.items for page in pages))[:limit]
-        return [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in found]
+        return await self._copies.find(opened, index, value, limit)
 
     async def count(self, state: str | StateDeclaration) -> int:
         """Return how many keys have a value, in all partitions."""
         opened = await self._state(state)
-        gathered = await self._route.scatter(encode(CountKeys(opened.spec.name)))
-        return sum(_counts.decode(data) for data in gathered.all().values())
+        return await self._copies.count(opened)
 
     # Writing single keys.
 
@@ -372,7 +303,7 @@ class KeyspaceClient:
         routing, data = opened.keys.encode_routed(key)
         if at_least is not None:
             ConsistencyToken.parse(at_least)
-        async for change in self._follow(
+        async for change in self._copies.follow(
             opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s, at_least
         ):
             yield change
@@ -387,7 +318,7 @@ class KeyspaceClient:
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of all keys of a partition; a lagged item says that the partition is to be read again."""
         opened = await self._state(state)
-        async for change in self._follow(opened, lambda: partition, None, None, after, heartbeat_s):
+        async for change in self._copies.follow(opened, lambda: partition, None, None, after, heartbeat_s):
             yield change
 
     async def collection(
@@ -404,24 +335,7 @@ class KeyspaceClient:
         `prefix` are the first parts of compound keys, or the beginning of texts; `start` and `end` are keys, or first
         parts of them, from which on and before which. `after` are tokens by partition to resume after.
         """
-        opened = await self._state(state)
-        wanted, routing = _range_of(opened.keys, prefix, start, end)
-
-        def partitions() -> tuple[int, ...]:
-            return tuple(range(self._route.partitions)) if routing is None else (self._route.partition(routing),)
-
-        async def page(partition: int, last: Any) -> RangePage:  # noqa: ANN401
-            raw, items = await self._range(opened, partition, wanted.start, wanted.end, last, _PAGE)
-            return RangePage(items, items[-1][0] if raw.has_more else None, -1 if raw.offset is None else raw.offset)
-
-        def changes(
-            partition: int, last: str | None, heartbeat_s: float | None
-        ) -> AsyncIterator[StateChange[Any, Any]]:
-            return self._follow(opened, lambda: partition, None, None, last, heartbeat_s)
-
-        source = CollectionSource(
-            lambda: self._route.group, partitions, page, changes, lambda key: wanted.holds(opened.keys.encode(key))
-        )
+        source = self._copies.collection(await self._state(state), prefix, start, end)
         async for event in follow_collection(source, after or {}):
             yield event
 
@@ -449,7 +363,7 @@ class KeyspaceClient:
         with span("keyspace.ask", keyspace=self.name, message=call.message):
             return await self._route.ask(
                 routing,
-                encode(_traced(call)),
+                encode(traced(call)),
                 command_id=message_id,
                 is_read=handler.is_read,
                 timeout_s=timeout_s,
@@ -469,6 +383,12 @@ class KeyspaceClient:
         payload = self._codecs.message_bytes(message)
         return handler, routing, Call(type(message).__name__, payload, key, self._next_request(), chain)
 
+    def _told(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
+        """Return what routes a tell, and what it carries."""
+        routing, key = self._key_of(handler, message)
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
+        return routing, encode(call)
+
     def _next_request(self) -> str:
         """Return an id that no other request has."""
         return f"{self._requests_of}-{next(self._requests)}"
@@ -479,7 +399,7 @@ class KeyspaceClient:
             raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
         return key_bytes(handler.key_of(message))
 
-    async def _state(self, state: str | StateDeclaration) -> _OpenState:
+    async def _state(self, state: str | StateDeclaration) -> OpenState:
         name = state.name if isinstance(state, StateDeclaration) else state
         found = self._states.get(name)
         if found is not None:
@@ -489,22 +409,12 @@ class KeyspaceClient:
             raise BadArgument("state", name, f"keyspace {self.name!r} has {sorted(self._specs)}")
         await self.open()
         deltas = None if spec.delta is None else await codec_of(spec.delta, spec.delta_topic, self._registry)
-        opened = _OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
+        opened = OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
         return self._states.setdefault(name, opened)
-
-    async def _ask_copy(
-        self, routing: bytes, asked: GetValue, *, is_stale_fine: bool, timeout_s: float | None
-    ) -> bytes:
-        payload = encode(asked)
-        if is_stale_fine and self._local is not None:
-            answer = await self._local.answer(self._route.group, self._route.partition(routing), payload)
-            if answer is not None:
-                return answer
-        return await self._route.ask(routing, payload, is_read=True, timeout_s=timeout_s)
 
     async def _put(
         self,
-        opened: _OpenState,
+        opened: OpenState,
         key: Any,  # noqa: ANN401
         value: bytes | None,
         ttl_ms: int | None,
@@ -517,124 +427,3 @@ class KeyspaceClient:
         if answer == PUT_CONFLICT:
             raise StateConflict(opened.spec.name, repr(key))
         return KeyWritten(PlacedReply.decode(answer).places)
-
-    async def _page(
-        self,
-        opened: _OpenState,
-        partition: int,
-        start: bytes,
-        end: bytes | None,
-        after: Any,  # noqa: ANN401
-        limit: int,
-    ) -> StatePage[Any, Any]:
-        page, items = await self._range(opened, partition, start, end, after, limit)
-        return StatePage(items, items[-1][0] if page.has_more else None)
-
-    async def _range(
-        self,
-        opened: _OpenState,
-        partition: int,
-        start: bytes,
-        end: bytes | None,
-        after: Any,  # noqa: ANN401
-        limit: int,
-    ) -> tuple[RawPage, list[tuple[Any, Any]]]:
-        if limit < 1:
-            raise BadArgument("limit", limit, "a page has at least one pair")
-        if after is not None:
-            start = max(start, opened.keys.encode(after) + b"\x00")
-        asked = ReadPage(opened.spec.name, start, end, limit)
-        page = _pages.decode(await self._route.ask_partition(partition, encode(asked), is_read=True))
-        return page, [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
-
-    async def _follow(
-        self,
-        opened: _OpenState,
-        partition: Callable[[], int],
-        data: bytes | None,
-        key: Any,  # noqa: ANN401
-        after: int | str | None,
-        heartbeat_s: float | None,
-        token: str | None = None,
-    ) -> AsyncIterator[StateChange[Any, Any]]:
-        topic_id, offset = _place_of(after)
-        wait_s = min(heartbeat_s or _POLL_S, _POLL_S)
-        failures, loop = 0, asyncio.get_running_loop()
-        heard_s = loop.time()
-        while True:
-            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES, token)
-            try:
-                page = await self._poll(partition(), asked)
-                failures, heard_s = 0, loop.time()
-            except (Unavailable, NotPartitionOwner) as error:
-                if loop.time() - heard_s > _GIVE_UP_S:
-                    raise SubscriptionEnded(opened.spec.name, offset, str(error)) from error
-                failures += 1
-                await asyncio.sleep(_BACKOFF.delay_s(failures))
-                continue
-            for item in page.items:
-                resume = f"{page.topic_id}:{item.offset}"
-                changed = key if item.key is None or data is not None else opened.keys.decode(item.key)
-                value = await _decoded(opened.values, item.value)
-                delta = None if opened.deltas is None else await _decoded(opened.deltas, item.delta)
-                yield StateChange(
-                    changed,
-                    value,
-                    item.offset,
-                    resume,
-                    item.timestamp_ms,
-                    delta,
-                    item.is_expiry,
-                    item.is_present,
-                    item.is_lagged,
-                )
-            topic_id, offset = page.topic_id, page.offset
-            token = token if offset is None else None  # an offset says as much: the copy must have come to it
-            if not page.items and page.offset is not None and heartbeat_s is not None:
-                resume = f"{page.topic_id}:{page.offset}"
-                yield StateChange(None, None, page.offset, resume, is_heartbeat=True, age_ms=page.age_ms)
-
-    async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
-        payload = encode(asked)
-        if self._local is not None:
-            answer = await self._local.answer(self._route.group, partition, payload)
-            if answer is not None:
-                return _changes.decode(answer)
-        reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
-        return _changes.decode(reply)
-
-
-def _traced(call: Call) -> Call:
-    """Return the call with the current span in it, if there is one."""
-    trace = inject()
-    return msgspec.structs.replace(call, trace=trace) if trace else call
-
-
-def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
-    """Return the topic's id, if it is known, and the offset."""
-    if after is None or isinstance(after, int):
-        return None, after
-    topic_id, _, offset = after.rpartition(":")
-    if not _OFFSET.fullmatch(offset):
-        raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
-    return topic_id, int(offset)
-
-
-def _range_of(keys: OrderedKeys[Any], prefix: Any, start: Any, end: Any) -> tuple[KeyRange, bytes | None]:  # noqa: ANN401
-    """Return the keys of a collection, and what decides their partition: None if they may lie in all."""
-    is_all = prefix is None or prefix in ((), "", b"")
-    first, last = (b"", None) if is_all else keys.prefix_range(prefix)
-    wanted = KeyRange(first, last).narrowed(
-        None if start is None else keys.bound(start), None if end is None else keys.bound(end)
-    )
-    if is_all or not keys.is_compound:
-        return wanted, None
-    part = prefix[0] if isinstance(prefix, tuple) else prefix
-    return wanted, OrderedKeys(type(part)).routing_bytes(part)
-
-
-async def _decoded(codec: ValueCodec[Any], data: bytes | None) -> Any:  # noqa: ANN401
-    if data is None:
-        return None
-    await codec.prepare(data)
-    return codec.decode(data)

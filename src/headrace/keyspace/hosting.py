@@ -18,6 +18,7 @@ from headrace.keyspace.inputs import INPUTS, CommitUnit, InputPump
 from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, group_of
 from headrace.keyspace.messages import MessageCodecs, PollChanges, decode_operation
 from headrace.keyspace.partition import KeyspacePartition
+from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.resizing import specs_of
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.log import Log
@@ -87,6 +88,11 @@ class NodeCopies:
             return await host.handle(PartitionRequest(group, partition, payload, is_read=True), 0.0)
         except Unavailable:  # it is too old, or the log that it asks does not answer; the owner may know
             return None
+
+    def read_at_once(self, group: str, partition: int, state: str, key: bytes) -> CommittedValue | None:
+        """Return a value that this node owns; None if it owns none, or has to wait for something."""
+        host = self._node().host(group, partition)
+        return host.read_at_once(state, key) if isinstance(host, KeyspacePartition) else None
 
 
 class KeyspaceHosting:

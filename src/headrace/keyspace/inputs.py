@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from headrace.errors import HeadraceError, NotPartitionOwner, StateConflict, WrongPartitionCount
+from headrace.errors import (
+    HeadraceError,
+    NotPartitionOwner,
+    StateConflict,
+    StateOffline,
+    Unavailable,
+    WrongPartitionCount,
+)
 from headrace.keyspace.calls import CallRunner
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import InputSpec, KeyspaceSpec
@@ -131,7 +138,13 @@ class InputPump:
                 return place.next_offset
             _logger.warning("an input topic was made again", keyspace=self._keyspace, at=str(self._at))
         bounds = await self._log.bounds(self._at)
-        return bounds.start if data is not None or self._handler.start == "earliest" else bounds.end
+        if data is not None or self._handler.start == "earliest":
+            return bounds.start
+        # Whoever owns the partition next goes on here, also if nothing is handled before.
+        unit = self._states.begin()
+        self._note(unit, bounds.end)
+        await self._commit(unit)
+        return bounds.end
 
     @property
     def _key(self) -> bytes:
@@ -158,17 +171,21 @@ class InputPump:
     async def _handle_one(self, record: Record) -> None:
         while True:
             async with self._runner.hold(record.key or b""):
-                unit = self._states.begin()
+                unit, is_handled = self._states.begin(), False
                 try:
                     context = await self._run(record, unit)
+                    is_handled = True
                     await self._finish(unit, record, [context])
                     HANDLED.labels(self._at.topic, "handled").inc()
                     return
-                except (StateConflict, NotPartitionOwner) as error:
-                    if isinstance(error, NotPartitionOwner):
-                        raise
+                except (NotPartitionOwner, StateOffline):
+                    raise
                 except Exception as error:
-                    if not await self._set_aside(record, error):
+                    if is_handled and isinstance(error, StateConflict):
+                        continue  # what it had read has changed
+                    # That the log was away when it was to be committed says nothing about the record.
+                    is_faultless = is_handled and isinstance(error, Unavailable)
+                    if is_faultless or not await self._set_aside(record, error):
                         raise
                     return
 
@@ -181,15 +198,16 @@ class InputPump:
         return await self._runner.handle_input(self._handler, value, record.key, at, unit)
 
     async def _finish(self, unit: UnitOfWork, last: Record, contexts: Sequence[Context]) -> None:
-        unit.write(
-            self._replica,
-            self._key,
-            StateWrite(msgspec.msgpack.encode(_Place(self._topic_id, last.offset + 1))),
-        )
+        self._note(unit, last.offset + 1)
         await self._commit(unit)
         self._handled = last.offset + 1
         for context in contexts:
             context.send_tells()
+
+    def _note(self, unit: UnitOfWork, next_offset: int) -> None:
+        """Write where to go on, as a part of a unit of work."""
+        place = msgspec.msgpack.encode(_Place(self._topic_id, next_offset))
+        unit.write(self._replica, self._key, StateWrite(place))
 
     async def _set_aside(self, record: Record, error: Exception) -> bool:
         """Go past a record that failed too often, if that is wanted; returns False if it is to be tried again."""

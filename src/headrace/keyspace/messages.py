@@ -16,6 +16,7 @@ import msgspec
 from headrace.errors import AskCycle, BadArgument, NotStorable
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.model import ConsistencyToken, TokenPlace
+from headrace.observe import inject
 from headrace.serde import Registry
 from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
 
@@ -40,6 +41,7 @@ __all__ = [
     "encode",
     "key_bytes",
     "longer_chain",
+    "traced",
 ]
 
 
@@ -227,6 +229,12 @@ def longer_chain(chain: tuple[Entry, ...], here: Entry) -> tuple[Entry, ...]:
     if here in chain:
         raise AskCycle(" → ".join(f"{name}/{key.decode(errors='replace')}" for name, key in longer))
     return longer
+
+
+def traced(call: Call) -> Call:
+    """Return the call with the current span in it, if there is one."""
+    trace = inject()
+    return msgspec.structs.replace(call, trace=trace) if trace else call
 
 
 def decode_operation(payload: bytes) -> Operation:

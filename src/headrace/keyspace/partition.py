@@ -38,7 +38,16 @@ from headrace.keyspace.messages import (
     decode_operation,
     encode,
 )
-from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
+from headrace.keyspace.reads import (
+    CommittedValue,
+    change_page,
+    count_keys,
+    find_by_index,
+    put_value,
+    read_committed,
+    read_page,
+    read_value,
+)
 from headrace.model import ConsistencyToken, NewRecord, Position, TokenPlace, TopicPartition
 from headrace.observe import Health, extract, get_logger, span
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
@@ -214,6 +223,14 @@ class KeyspacePartition:
                 if not getattr(error, "outcome_known", True) or not self._is_between(error):
                     raise
             await self._settled(deadline_s)
+
+    def read_at_once(self, state: str, key: bytes) -> CommittedValue | None:
+        """Return the value of a key, as its owner; None without one, or if this node does not own it or has to wait."""
+        if not self._is_owned or self._owner is None:
+            return None
+        found = read_committed(self._states, state, key)
+        # The lease is looked at behind the read: who may serve now was the only one to write until the value was read.
+        return found if self._owner.may_serve() else None
 
     async def close(self) -> None:
         """Stop everything."""

@@ -132,8 +132,11 @@ class PushRunner:
         async with contextlib.aclosing(found) as events:  # type: ignore[type-var]
             async for event in events:
                 if event.kind == "begin":
-                    # A second beginning is a resize: what changed meanwhile is only known from the values.
+                    # A second beginning is a resize: what changed meanwhile is only known from the values, and what
+                    # waits is pushed before, because a value that was deleted is not among them.
                     is_first, fresh = False, set(event.partitions) if is_first else set()
+                    for lane in self._lanes.values():
+                        await lane.finish()
                     await self._end_lanes()
                     self._lanes = {each: _Lane(self, each, failed) for each in event.partitions}
                     self._look_ready()
@@ -219,6 +222,10 @@ class _Lane:
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)
 
+    async def finish(self) -> None:
+        """Return when all that waits was pushed, or set aside."""
+        await self._waiting.join()
+
     async def close(self) -> None:
         """End the lane; what was not stored as done is pushed again by the next run."""
         self._task.cancel()
@@ -230,11 +237,12 @@ class _Lane:
             item = await self._waiting.get()
             if isinstance(item, PushedChange):
                 await self._runner.deliver(self._partition, item)
-                continue
-            unsaved += 1
-            if self._waiting.empty() or unsaved >= _SAVE_EVERY:
-                await self._runner.save(self._partition, item)
-                unsaved = 0
+            else:
+                unsaved += 1
+                if self._waiting.empty() or unsaved >= _SAVE_EVERY:
+                    await self._runner.save(self._partition, item)
+                    unsaved = 0
+            self._waiting.task_done()
 
 
 def _changes_of(event: CollectionEvent) -> list[PushedChange]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import NamedTuple
 
 from headrace.errors import BadArgument, StateOffline
 from headrace.keyspace.messages import (
@@ -17,7 +18,7 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
 )
-from headrace.model import ConsistencyToken
+from headrace.model import ConsistencyToken, TokenPlace
 from headrace.state import (
     Heartbeat,
     PresentValue,
@@ -27,10 +28,33 @@ from headrace.state import (
     StateWrite,
     Subscription,
     UnitOfWork,
+    is_due,
     place_of,
 )
 
-__all__ = ["change_page", "count_keys", "find_by_index", "put_value", "read_page", "read_value"]
+__all__ = [
+    "CommittedValue",
+    "change_page",
+    "count_keys",
+    "find_by_index",
+    "put_value",
+    "read_committed",
+    "read_page",
+    "read_value",
+]
+
+
+class CommittedValue(NamedTuple):
+    """The bytes of a value, the offset that it was written at, and the last place that the owner's copy is whole at."""
+
+    data: bytes
+    version: int
+    place: TokenPlace | None
+
+    @property
+    def token(self) -> str:
+        """The consistency token of what was read: a read that is given it shows nothing older."""
+        return str(ConsistencyToken(() if self.place is None else (self.place,)))
 
 
 def read_value(unit: UnitOfWork, replica: StateReplica, asked: GetValue) -> RawRead:
@@ -40,6 +64,20 @@ def read_value(unit: UnitOfWork, replica: StateReplica, asked: GetValue) -> RawR
     complete = replica.complete_offset
     offset = None if complete is None else complete - 1
     return RawRead(value, None if value is None else written, offset, replica.age_ms, place_of(replica))
+
+
+def read_committed(states: StatePartition, state: str, key: bytes) -> CommittedValue | None:
+    """Read one key as its owner, without a unit of work; None without a value, or if the copy can't be read now.
+
+    A key that is due needs a unit: nobody says that it is gone before its tombstone is committed.
+    """
+    replica = states.replicas.get(state)
+    if replica is None or states.unsettled is not None or not replica.is_online:
+        return None
+    entry = replica.entry(key)
+    if entry is None or is_due(entry.expires_ms, replica.now_ms):
+        return None
+    return CommittedValue(entry.value, entry.offset, place_of(replica))
 
 
 def read_page(unit: UnitOfWork, replica: StateReplica, asked: ReadPage) -> RawPage:

@@ -42,6 +42,13 @@ class KeyspaceRoute:
         layout = self._layouts.get(self._name)
         return group_of(self._name, 1 if layout is None else layout.generation)
 
+    def served(self, routing: bytes) -> tuple[str, int] | None:
+        """Return the group and the partition of a key; None while the keyspace is not served."""
+        layout = self._layouts.get(self._name)
+        if layout is None or not self._is_served():
+            return None
+        return group_of(self._name, layout.generation), partition_of(routing, layout.partitions)
+
     def partition(self, routing: bytes) -> int:
         """Return the partition of a key now."""
         return partition_of(routing, self.partitions)

@@ -7,7 +7,9 @@ the record's place, so keyspaces do them once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from headrace.errors import BadArgument, HeadraceError, Unavailable
@@ -28,15 +30,19 @@ STREAMED = counter(
 
 _BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
 _ATTEMPTS = 3
+# How long a poll waits while nothing is being handled, and while something is.
+_IDLE_S = 1.0
+_LOOK_EVERY_S = 0.05
 
 _logger = get_logger(__name__)
 
 
 class StreamContext:
-    """One record's way to keyspaces."""
+    """One record's way to keyspaces. Other streams of the topic may ask the same keys: ids have the group in them."""
 
-    def __init__(self, at: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
+    def __init__(self, at: str, client_of: Callable[[type[Keyspace]], KeyspaceClient], group: str) -> None:
         self.record_id = at
+        self._stream = hashlib.blake2b(group.encode(), digest_size=8).hexdigest()
         self._client_of = client_of
         self._asks = 0
 
@@ -44,7 +50,7 @@ class StreamContext:
         """Ask a keyspace; if the record is handled again, the message is not."""
         self._asks += 1
         return await self._client_of(keyspace).ask(
-            message, message_id=f"{self.record_id}/{self._asks}", timeout_s=timeout_s
+            message, message_id=f"{self._stream}/{self.record_id}/{self._asks}", timeout_s=timeout_s
         )
 
 
@@ -77,6 +83,7 @@ class InputStream:
         self._start: Literal["earliest", "latest"] = start
         self._on_error = on_error
         self._codec: ValueCodec[Any] | None = None
+        self._rounds = 0
 
     async def run(
         self, log: Log, registry: Registry | None, client_of: Callable[[type[Keyspace]], KeyspaceClient]
@@ -84,48 +91,46 @@ class InputStream:
         """Handle records until cancelled."""
         failures = 0
         while True:
+            before = self._rounds
             try:
                 topic_id = (await log.admin.describe(self.topic)).topic_id
                 if self._value is not None and self._codec is None:
                     self._codec = await codec_of(self._value, self.topic, registry)
                 member = await log.groups.join(self.group, [self.topic], start_at=self._start)
                 try:
-                    while True:
-                        await self._take(member, topic_id, client_of)
-                        failures = 0
+                    await self._read_on(member, topic_id, client_of)
                 finally:
                     await member.leave()
             except HeadraceError as error:
-                failures += 1
+                failures = failures + 1 if self._rounds == before else 1
                 delay_s = _BACKOFF.delay_s(failures)
                 _logger.warning("a stream stops for a while", topic=self.topic, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
-    async def _take(self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
-        by_partition: dict[TopicPartition, list[Record]] = {}
-        for record in await member.poll():
-            by_partition.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
-        if not by_partition:
-            return
-        handling = asyncio.gather(
-            *(self._handle(member, at, records, topic_id, client_of) for at, records in by_partition.items())
-        )
-        try:
-            await self._stay(member, by_partition, handling)
-        finally:
-            handling.cancel()
+    async def _read_on(
+        self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]
+    ) -> None:
+        """Poll without end. Each partition has a task of its own, and is paused while that handles its records.
 
-    async def _stay(self, member: Member, at: Iterable[TopicPartition], handling: asyncio.Future[Any]) -> None:
-        """Take part in the group while records are being handled: one that is not heard of loses its partitions."""
-        await member.pause(at, paused=True)
+        So the member takes part in its group all the time, or it would lose its partitions, and whatever a poll brings
+        is handled: a poll moves the member's position, and what it brought does not come again.
+        """
+        handling: dict[TopicPartition, asyncio.Task[None]] = {}
         try:
-            while not handling.done():
-                await asyncio.wait([handling], timeout=0.05)
-                if not handling.done():
-                    await member.poll(timeout_s=0.05)
-            handling.result()
+            while True:
+                if handling:
+                    await asyncio.wait(handling.values(), timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                    await _resume_handled(member, handling)
+                by_partition = _by_partition(await member.poll(timeout_s=_LOOK_EVERY_S if handling else _IDLE_S))
+                self._rounds += 1
+                await member.pause(by_partition, paused=True)
+                for at, records in by_partition.items():
+                    handle = partial(self._handle, member, at, records, topic_id, client_of)
+                    handling[at] = asyncio.create_task(_after(handling.get(at), handle))
         finally:
-            await member.pause([each for each in at if each in member.assignment], paused=False)
+            for task in handling.values():
+                task.cancel()
+            await asyncio.gather(*handling.values(), return_exceptions=True)
 
     async def _handle(
         self,
@@ -137,7 +142,7 @@ class InputStream:
     ) -> None:
         for record in records:
             for attempt in range(1, 1 << 30):
-                context = StreamContext(f"{topic_id}/{record.partition}/{record.offset}", client_of)
+                context = StreamContext(f"{topic_id}/{record.partition}/{record.offset}", client_of, self.group)
                 try:
                     await self._function(await self._decoded(record), context)
                     STREAMED.labels(self.topic, "handled").inc()
@@ -161,3 +166,25 @@ class InputStream:
             return None
         await self._codec.prepare(record.value)
         return self._codec.decode(record.value)
+
+
+def _by_partition(records: Iterable[Record]) -> dict[TopicPartition, list[Record]]:
+    found: dict[TopicPartition, list[Record]] = {}
+    for record in records:
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    return found
+
+
+async def _after(earlier: asyncio.Task[None] | None, handle: Callable[[], Awaitable[None]]) -> None:
+    """Handle records after those that are under way: their partition was given back and taken again meanwhile."""
+    if earlier is not None:
+        await earlier
+    await handle()
+
+
+async def _resume_handled(member: Member, handling: dict[TopicPartition, asyncio.Task[None]]) -> None:
+    """Fetch the partitions again whose records are handled. Raises what one of them has failed with."""
+    for at in [at for at, task in handling.items() if task.done()]:
+        handling.pop(at).result()
+        if at in member.assignment:
+            await member.pause([at], paused=False)

@@ -173,17 +173,18 @@ def check_config(config: TopicConfig) -> TopicConfig:
 
 def _check_record(record: NewRecord) -> None:
     """Refuse a record that the log could not return unchanged."""
-    if not isinstance(record, NewRecord):
+    if type(record) is not NewRecord and not isinstance(record, NewRecord):
         raise BadArgument("records", record, "each of them must be a NewRecord")
     check_topic(record.topic)
-    if not isinstance(record.key, _BYTES):
+    if type(record.key) is not bytes and not isinstance(record.key, _BYTES):
         _refuse(record, "key", record.key, "it must be bytes or None")
-    if not isinstance(record.value, _BYTES):
+    if type(record.value) is not bytes and not isinstance(record.value, _BYTES):
         _refuse(record, "value", record.value, "it must be bytes or None")
     if record.headers != ():
         _check_headers(record)
-    if record.partition is not None:
-        _check_partition(record.partition)
+    partition = record.partition
+    if partition is not None and not (type(partition) is int and 0 <= partition <= MAX_PARTITIONS):
+        _check_partition(partition)
     timestamp_ms = record.timestamp_ms
     # Kafka's producers take 0 for "now".
     if timestamp_ms is not None and (type(timestamp_ms) is not int or not 1 <= timestamp_ms <= _MAX_INT64):
@@ -194,6 +195,9 @@ def _check_headers(record: NewRecord) -> None:
     if not isinstance(record.headers, _MANY):
         _refuse(record, "headers", record.headers, "they must be a tuple of (name, value)")
     for header in record.headers:
+        if type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) is bytes:
+            _known_header(header[0])  # the usual case
+            continue
         if not isinstance(header, tuple) or len(header) != 2:
             _refuse(record, "header", header, "it must be a tuple of a name and a value")
         name, value = header
@@ -202,6 +206,12 @@ def _check_headers(record: NewRecord) -> None:
         _utf8("header name", name)
         if not isinstance(value, _BYTES):
             _refuse(record, f"header {name!r}", value, "its value must be bytes or None; encode text first")
+
+
+@lru_cache(maxsize=1024)
+def _known_header(name: str) -> None:
+    """Refuse a header's name that no log can carry; few names are used again and again."""
+    _utf8("header name", name)
 
 
 def _utf8(what: str, text: str) -> bytes:

@@ -19,6 +19,11 @@ class SerialCalls:
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no call runs or waits: then what need not wait may be done without one."""
+        return not self._running
+
     async def run(self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call and return what it returns."""
         return await asyncio.shield(self.start(call, *args, **kwargs))

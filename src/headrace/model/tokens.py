@@ -90,12 +90,17 @@ class ConsistencyToken(msgspec.Struct, frozen=True):
         return tuple(place for place in self.places if place.topic == topic)
 
     def __str__(self) -> str:
-        if not self.places:
-            return ""
-        topics = groupby(self.places, key=lambda place: (place.topic, place.topic_id))
-        packed = _encode([(*topic, [part for place in group for part in place[2:]]) for topic, group in topics])
-        checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES)
-        return _PREFIX + urlsafe_b64encode(checksum + packed).rstrip(b"=").decode()
+        return _text_of(self.places)
+
+
+@functools.lru_cache(maxsize=1024)  # all reads between two writes of a partition have the same one
+def _text_of(places: tuple[TokenPlace, ...]) -> str:
+    if not places:
+        return ""
+    topics = groupby(places, key=lambda place: (place.topic, place.topic_id))
+    packed = _encode([(*topic, [part for place in group for part in place[2:]]) for topic, group in topics])
+    checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES)
+    return _PREFIX + urlsafe_b64encode(checksum + packed).rstrip(b"=").decode()
 
 
 @functools.lru_cache(maxsize=1024)  # a caller sends its last token with each of its reads

@@ -11,7 +11,9 @@ from headrace.observe.line_charts import line_chart
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
 from headrace.observe.metrics import (
     LATENCY_BUCKETS_S,
+    BatchHistogram,
     MetricSample,
+    batch_histogram,
     counter,
     gauge,
     histogram,
@@ -29,12 +31,13 @@ from headrace.observe.progress import (
     SilentProgress,
     progress_on,
 )
-from headrace.observe.traces import extract, extract_text, inject, linked_span, span, untraced
+from headrace.observe.traces import extract, extract_text, inject, is_traced, linked_span, span, untraced
 
 __all__ = [
     "LATENCY_BUCKETS_S",
     "SILENT",
     "BarProgress",
+    "BatchHistogram",
     "Health",
     "HealthSource",
     "HealthState",
@@ -46,6 +49,7 @@ __all__ = [
     "Progress",
     "ProgressStep",
     "SilentProgress",
+    "batch_histogram",
     "configure",
     "counter",
     "extract",
@@ -54,6 +58,7 @@ __all__ = [
     "get_logger",
     "histogram",
     "inject",
+    "is_traced",
     "line_chart",
     "linked_span",
     "metric_samples",

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.trace import Link, Span
@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from headrace.model import Headers
 
-__all__ = ["extract", "extract_text", "inject", "linked_span", "span", "untraced"]
+__all__ = ["extract", "extract_text", "inject", "is_traced", "linked_span", "span", "untraced"]
 
 _propagator = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("headrace")
@@ -57,6 +57,11 @@ def linked_span(
     return _tracer.start_as_current_span(name, context=parent, links=links, attributes=attributes)
 
 
+def is_traced() -> bool:
+    """Return True if spans go anywhere: the application has set up an SDK."""
+    return not _is_unset()
+
+
 def _is_unset() -> bool:
     """Return True if the application has set up no SDK."""
     # Not get_tracer_provider(): that looks into the environment, which costs more than a small append may.
@@ -66,6 +71,8 @@ def _is_unset() -> bool:
 
 def inject(headers: Headers = ()) -> Headers:
     """Return the headers with the current span in them (W3C traceparent); unchanged when there is none."""
+    if not get_current():  # nothing at all, as on most hot paths
+        return headers
     if not trace.get_current_span().get_span_context().is_valid or _IS_UNTRACED.get():
         return headers
     fields: dict[str, bytes] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from headrace.errors import HandlerFailed, SlotsMoved, TagGap
 from headrace.observe import Health, get_logger, linked_span
+from headrace.projection.commits import PassedEvents, batches
 from headrace.projection.delivery import EventFailed
 from headrace.projection.metrics import BEHIND, FAILURES, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
@@ -20,57 +21,7 @@ from headrace.projection.workers import Attendance
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
-__all__ = ["ProjectionRunner", "Situation", "batches"]
-
-
-async def batches(
-    events: AsyncGenerator[TaggedEvent, None], *, size: int, queue: int = 2, idle_s: float | None = None
-) -> AsyncGenerator[list[TaggedEvent], None]:
-    """Yield the events in batches of up to `size` events; the next one is gathered while one is being handled.
-
-    An empty batch means that nothing came for `idle_s`.
-    """
-    gathered: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(size * queue)
-    feeding = asyncio.create_task(_feed(events, gathered), name="headrace-projection-feed")
-    try:
-        while True:
-            try:
-                async with asyncio.timeout(idle_s):
-                    event = await gathered.get()
-            except TimeoutError:
-                yield []
-                continue
-            if event is None:
-                break
-            batch = [event]
-            while len(batch) < size and not gathered.empty():
-                more = gathered.get_nowait()
-                if more is None:
-                    yield batch
-                    await feeding
-                    return
-                batch.append(more)
-            yield batch
-        await feeding
-    finally:
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
-
-
-async def _feed(events: AsyncGenerator[TaggedEvent, None], into: asyncio.Queue[TaggedEvent | None]) -> None:
-    try:
-        async with aclosing(events):
-            async for event in events:
-                await into.put(event)
-    finally:
-        if not _is_cancelled():
-            await into.put(None)  # the end, or an error that the reader will raise
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
+__all__ = ["ProjectionRunner", "Situation"]
 
 _logger = get_logger(__name__)
 
@@ -152,10 +103,6 @@ class Situation:
         return is_new
 
 
-# Events of other workers move the offset too, but need not be stored at once.
-_PASSED_AT_MOST = 5000
-# But they must be stored some time: events after a slot's offset may be trimmed, and would count as missed.
-_STORE_PASSED_S = 10.0
 # The worker that moved the slots is handling their events: there is no hurry to try again.
 _AFTER_RIVALS_S = 0.05
 # A worker that ran for this long starts with the first delay again when it fails.
@@ -191,8 +138,7 @@ class ProjectionRunner:
         self._offsets: Offsets = {}
         self._began: Offsets = {}
         self._last = TagOffset.at(0)
-        self._passed = 0
-        self._stored_s = 0.0
+        self._passed = PassedEvents(clock.monotonic_s)
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
         """Run forever; each failure is counted, logged once, and tried again after a delay."""
@@ -255,12 +201,13 @@ class ProjectionRunner:
         stored = await self._target.load()
         check_not_ahead(self.projection.name, stored, self._clock.now_ms())
         self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
-        self._passed = 0
         self._last = earliest(self._offsets) or TagOffset.at(0)
         events = self._queries.events(self.projection.sources, after=earliest(self._offsets), live=live)
         count = 0
-        self._stored_s = self._clock.monotonic_s()
-        async with aclosing(batches(events, size=self.projection.batch_size, idle_s=_STORE_PASSED_S)) as found:
+        self._passed.stored()
+        async with aclosing(
+            batches(events, size=self.projection.batch_size, idle_s=self._passed.store_after_s)
+        ) as found:
             async for batch in found:
                 count += await self._take(batch)
         await self._store_passed()
@@ -268,16 +215,11 @@ class ProjectionRunner:
 
     async def _take(self, batch: Sequence[TaggedEvent]) -> int:
         mine = self._mine(batch)
-        self._passed += len(batch)
+        self._passed.add(len(batch))
         self._last = max([self._last, *(event.tag_offset for event in batch)])
-        if mine or self._is_time_to_store():
+        if mine or self._passed.is_commit_due:
             await self._handle(mine, self._last)
         return len(mine)
-
-    def _is_time_to_store(self) -> bool:
-        """Return True if it is time to store an offset that only events of other workers have moved."""
-        has_waited = self._clock.monotonic_s() - self._stored_s >= _STORE_PASSED_S
-        return self._passed >= _PASSED_AT_MOST or (self._passed > 0 and has_waited)
 
     def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
         """Return the events of a batch that this worker must handle, in their order."""
@@ -289,7 +231,7 @@ class ProjectionRunner:
         return mine
 
     async def _store_passed(self) -> None:
-        if self._passed:
+        if self._passed.is_any:
             await self._move([], self._last)
 
     async def _handle(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
@@ -376,8 +318,7 @@ class ProjectionRunner:
     def _note_moved(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
         name = self.projection.name
         self._offsets = moved(self._offsets, to)
-        self._passed = 0
-        self._stored_s = self._clock.monotonic_s()
+        self._passed.stored()
         HANDLED.labels(name).inc(len(events))
         BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
         self.situation.gets_on(to)

@@ -50,6 +50,7 @@ from headrace.protocol.payloads import (
     encode_binary_events,
     encode_events,
     encode_json,
+    encode_json_payload,
     encode_value,
 )
 from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch, fold_run
@@ -115,6 +116,7 @@ __all__ = [
     "encode_binary_events",
     "encode_events",
     "encode_json",
+    "encode_json_payload",
     "encode_user_headers",
     "encode_value",
     "entries_of",

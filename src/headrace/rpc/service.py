@@ -10,6 +10,7 @@ import msgspec
 from headrace.access import Caller
 from headrace.engine import EngineClient, Failed, Rejected, Success
 from headrace.errors import BadArgument, HeadraceError, NotFound, NotReadable, TimedOut
+from headrace.model import combine_tokens
 from headrace.observe import get_logger
 from headrace.rpc.messages import (
     EventMessage,
@@ -23,6 +24,8 @@ from headrace.rpc.statuses import failed_message, is_hidden, is_reply
 __all__ = ["EngineCalls"]
 
 _logger = get_logger(__name__)
+
+_TOKENS_AT_MOST = 100
 
 
 class EngineCalls:
@@ -51,18 +54,22 @@ class EngineCalls:
         )
         match result:
             case Success():
-                return SendReplyMessage(success=_success_message(client, result))
+                return SendReplyMessage(success=_success_message(client, result), token=result.token)
             case Rejected():
-                return SendReplyMessage(rejected=_rejected_message(result))
+                return SendReplyMessage(rejected=_rejected_message(result), token=result.token)
             case Failed():
                 return SendReplyMessage(failed=_failure(result.error))
 
     async def read(self, caller: Caller, message: Any, timeout_s: float) -> Any:  # noqa: ANN401 - messages
-        """Read an aggregate. Raises Forbidden, NotFound, BadArgument, Unavailable."""
+        """Read an aggregate.
+
+        Raises Forbidden, NotFound, BadArgument, BadToken, TokenOfOtherTopic, TokenAhead, Unavailable.
+        """
         client = self._client(caller, "read", message.engine)
-        found = await client.aggregate(message.aggregate).read(timeout_s=_positive(timeout_s))
+        aggregate, at_least = client.aggregate(message.aggregate), _token_of(message)
+        found = await aggregate.read(at_least=at_least, timeout_s=_positive(timeout_s))
         state = None if found.state is None else msgspec.json.encode(found.state)
-        return ReadReplyMessage(state=state, version=found.version, since=found.since)
+        return ReadReplyMessage(state=state, version=found.version, since=found.since, token=found.token)
 
     def _client(self, caller: Caller, operation: str, engine: str) -> EngineClient[Any]:
         """Return the engine. Permission is checked first: a caller without it does not learn which engines exist."""
@@ -94,6 +101,13 @@ def _command_of(client: EngineClient[Any], name: str, data: bytes) -> Any:  # no
 
 def _optional(message: Any, field: str) -> Any:  # noqa: ANN401 - the field's value
     return getattr(message, field) if message.HasField(field) else None
+
+
+def _token_of(message: Any) -> str | None:  # noqa: ANN401 - a message
+    """Return the tokens of a read as one. Raises BadToken."""
+    if not message.HasField("token"):
+        return None
+    return combine_tokens(*(text.strip() for text in message.token.split(",", _TOKENS_AT_MOST)))
 
 
 def _positive(timeout_s: float) -> float:

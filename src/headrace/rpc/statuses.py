@@ -42,6 +42,10 @@ _HIDDEN = _Code("INTERNAL", is_told=False)
 # Each error has its own line, or that of the nearest class above it.
 _CODES: Mapping[type[BaseException], _Code] = {
     errors.BadArgument: _Code("INVALID_ARGUMENT"),
+    errors.BadToken: _Code("INVALID_ARGUMENT"),
+    # Who may not read a topic must not learn its id or its end by making up a token.
+    errors.TokenOfOtherTopic: _Code("FAILED_PRECONDITION", is_told=False),
+    errors.TokenAhead: _Code("FAILED_PRECONDITION", is_told=False),
     errors.NotFound: _Code("NOT_FOUND"),
     errors.UnknownCommand: _Code("NOT_FOUND"),
     errors.Unauthenticated: _Code("UNAUTHENTICATED"),
@@ -55,6 +59,7 @@ _CODES: Mapping[type[BaseException], _Code] = {
 
 _GENERAL = {
     "INTERNAL": "the node failed; its log has the reason, under this request's id",
+    "FAILED_PRECONDITION": "the engine does not have what the token names; take the token of a newer write",
     "RESOURCE_EXHAUSTED": "as many requests are being answered as may be; nothing was done, try again later",
     "DEADLINE_EXCEEDED": "this was not answered in time; nothing was done, try again",
     "UNAVAILABLE": "this can't be answered now; nothing was done, try again later",

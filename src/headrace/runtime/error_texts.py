@@ -16,8 +16,8 @@ def error_text(error: BaseException) -> str:
 
 
 def own_text(error: BaseException) -> str:
-    """Return what the error says."""
+    """Return what the error says, in characters that UTF-8 can carry."""
     try:
-        return str(error)
+        return str(error).encode("utf-8", "backslashreplace").decode()
     except Exception:  # an application's error may fail at that, too
         return "its text can't be made"

@@ -21,7 +21,7 @@ from headrace.state.changelog import (
 from headrace.state.claims import KeyLocks
 from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec, index_row
-from headrace.state.expiry import Duration, ttl_in_ms
+from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
@@ -36,9 +36,11 @@ from headrace.state.values import (
     BytesValues,
     IntValues,
     JsonValues,
+    PlainValues,
     TextValues,
     ValueCodec,
     codec_of,
+    is_prepared,
     values_of,
 )
 
@@ -57,6 +59,7 @@ __all__ = [
     "KeyLocks",
     "KeyValueStore",
     "OrderedKeys",
+    "PlainValues",
     "PresentValue",
     "ProducerWriter",
     "RawChange",
@@ -81,6 +84,8 @@ __all__ = [
     "ensure_changelog",
     "index_prefix",
     "index_row",
+    "is_due",
+    "is_prepared",
     "is_reserved",
     "new_record",
     "open_state_store",

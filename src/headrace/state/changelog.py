@@ -9,6 +9,7 @@ machinery of ownership and are not shown.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.errors import ImpossibleTopicChange, WrongPartitionCount, WrongStateTopic
@@ -65,6 +66,8 @@ class ChangelogRecord(NamedTuple):
 
 def new_record(at: TopicPartition, key: bytes, write: StateWrite, *, timestamp_ms: int) -> NewRecord:
     """Return the record of a change."""
+    if write.ttl_ms is None and write.delta is None and not write.is_expiry:
+        return NewRecord(at.topic, key, write.value, (), at.partition, timestamp_ms)
     headers: list[tuple[str, bytes | None]] = []
     if write.ttl_ms is not None:
         headers.append((_TTL_HEADER, b"%d" % write.ttl_ms))
@@ -119,6 +122,7 @@ def batch_header_of(headers: Headers) -> bytes | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def parse_batch(header: bytes | None) -> BatchName | None:
     """Return the name in the header; None if there is none, or if it is not `epoch:number`."""
     epoch, _, number = (header or b"").partition(b":")

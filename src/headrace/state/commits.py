@@ -40,6 +40,7 @@ __all__ = ["CommitQueue", "ProducerWriter"]
 _BATCH_HEADER_BYTES = 64
 _MAX_GROUP = 1000
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
+_ROWS = 64
 
 
 class ProducerWriter:
@@ -70,12 +71,13 @@ class _Submitted(ClaimHolder):
         others: Sequence[NewRecord],
         claims: Collection[object],
         size_bytes: int,
+        done: asyncio.Future[None],
     ) -> None:
         self.records = records
         self.others = others
         self.claims = claims
         self.size_bytes = size_bytes
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done = done
 
 
 class CommitQueue:
@@ -90,6 +92,7 @@ class CommitQueue:
         self._running: asyncio.Task[None] | None = None
         self._unsettled: HeadraceError | None = None
         self._stamps: dict[StateReplica, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def unsettled(self) -> HeadraceError | None:
@@ -166,15 +169,16 @@ class CommitQueue:
     def write_at_once(self, replica: StateReplica, key: bytes, write: StateWrite) -> asyncio.Future[None] | None:
         """Put a write that depends on nothing into the next transaction; returns what is done when it is committed.
 
-        None if it has to wait: `submit` does that. Raises StateOffline, StateReadOnly, RecordTooLarge.
+        None if it has to wait: `submit` does that. The caller has checked that it may write. Raises StateOffline,
+        RecordTooLarge.
         """
         self.check_readable(replica)
-        self.check_writable(replica)
         claims = ((replica, key),)
         if replica.spec.unique or self._claims.are_awaited(claims):
             return None
         record = new_record(replica.at, key, write, timestamp_ms=self._stamp_of(replica))
-        return self._hand_in(_Submitted([(replica, record)], (), claims, _checked_size(replica, record))).done
+        size_bytes = _checked_size(replica, record)
+        return self._hand_in(_Submitted([(replica, record)], (), claims, size_bytes, self._new_future())).done
 
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and published."""
@@ -209,7 +213,13 @@ class CommitQueue:
     def _enqueue(self, unit: UnitOfWork, claims: Collection[object]) -> _Submitted:
         """Put a unit into the next transaction that has room for it."""
         records, size_bytes = self._records_of(unit)
-        return self._hand_in(_Submitted(records, unit.others, claims, size_bytes + sum(map(size_of, unit.others))))
+        size_bytes += sum(map(size_of, unit.others))
+        return self._hand_in(_Submitted(records, unit.others, claims, size_bytes, self._new_future()))
+
+    def _new_future(self) -> asyncio.Future[None]:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.create_future()
 
     def _hand_in(self, submitted: _Submitted) -> _Submitted:
         self._claims.take(submitted.claims, submitted)
@@ -387,8 +397,14 @@ def _check_unique(unit: UnitOfWork) -> None:
 
 
 def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
-    """Return the keys that an index has under exactly this value."""
-    return [key for found, key in replica.rows(row, after_prefix(row), limit=8) if found == row + key]
+    """Return the keys that an index has under exactly this value; longer values that begin with it lie between."""
+    holders, start, end = list[bytes](), row, after_prefix(row)
+    while rows := replica.rows(start, end, limit=_ROWS):
+        holders += [key for found, key in rows if found == row + key]
+        start = rows[-1][0] + b"\x00"
+        if len(rows) < _ROWS:
+            break
+    return holders
 
 
 def _checked_size(replica: StateReplica, record: NewRecord) -> int:

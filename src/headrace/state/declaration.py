@@ -32,6 +32,7 @@ class StateSpec(Generic[K, V]):
     If all have one, `longest_ttl` (or else `ttl`) bounds them, and the topic drops what is older.
     `index` and `unique` name functions of a value. Another function needs another name: rows are rebuilt by name.
     `is_external` marks a topic that others write: it is read only, and its settings are left alone.
+    Nobody can subscribe to a state without `is_followed`: its copies keep no changes, which makes commits cheaper.
     """
 
     name: str
@@ -46,6 +47,7 @@ class StateSpec(Generic[K, V]):
     index: Mapping[str, IndexFunction] = field(default_factory=dict)
     unique: Mapping[str, IndexFunction] = field(default_factory=dict)
     is_external: bool = False
+    is_followed: bool = True
     topic_config: TopicConfig | None = None
 
     def __post_init__(self) -> None:
@@ -111,14 +113,19 @@ class StateSpec(Generic[K, V]):
 
     def index_rows(self, value: V) -> list[IndexRow]:
         """Return the rows of all indexes that point to a value."""
-        return [row for name in self.indexes for row in self.rows_of(name, value)]
+        declared = (*self.index.items(), *self.unique.items())
+        return [row for name, function in declared for row in _rows(name, function(value))]
 
     def rows_of(self, index: str, value: V) -> list[IndexRow]:
         """Return the rows of one index that point to a value."""
-        found = self.indexes[index](value)
-        if found is None:
-            return []
-        return [index_row(index, each) for each in (found if isinstance(found, list) else [found])]
+        return _rows(index, self.indexes[index](value))
+
+
+def _rows(index: str, found: Any) -> list[IndexRow]:  # noqa: ANN401
+    """Return the rows of what an index's function returned."""
+    if found is None:
+        return []
+    return [index_row(index, each) for each in (found if isinstance(found, list) else [found])]
 
 
 def index_row(index: str, value: Any) -> IndexRow:  # noqa: ANN401

@@ -233,7 +233,14 @@ class StatePartition:
 
     def state(self, spec: StateSpec[K, V], unit: UnitOfWork | None = None) -> State[K, V]:
         """Return a state: each call a transaction of its own, or all of them part of a unit of work."""
-        return State(self.replica(spec.name), self._queue, self._locks, delta=self._deltas.get(spec.name), unit=unit)
+        return State(
+            self.replica(spec.name),
+            self._queue,
+            self._locks,
+            check_fresh=self.check_fresh,
+            delta=self._deltas.get(spec.name),
+            unit=unit,
+        )
 
     def replica(self, name: str) -> StateReplica:
         """Return the copy of a state. Raises BadArgument."""

@@ -20,6 +20,7 @@ from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elaps
 from headrace.state import metrics
 from headrace.state.changelog import (
     ChangelogRecord,
+    StateWrite,
     batch_header_of,
     is_reserved,
     parse_batch,
@@ -28,13 +29,11 @@ from headrace.state.changelog import (
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.declaration import StateSpec
 from headrace.state.expiry import is_due
-from headrace.state.keys import OWNERSHIP_KEY, OrderedKeys
+from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
 from headrace.state.ports import KeyValueStore, StoredPair
 from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
 from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
 from headrace.state.table import (
-    FoldedChange,
-    FoldedChanges,
     IndexRow,
     StateEntry,
     data_range,
@@ -42,9 +41,9 @@ from headrace.state.table import (
     due_range,
     entry_row,
     fold_changes,
-    fold_rows,
     key_of_due_row,
     key_of_entry_row,
+    lasting_value,
     reserved_row,
 )
 from headrace.state.values import PlainValues, ValueCodec
@@ -104,7 +103,8 @@ class StateReplica:
         self.owner_offset: int | None = None
         self.is_owned = False
         self._moved = asyncio.Event()
-        self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
+        source = FeedSource(spec.name, self._visible, lambda: self.age_ms)
+        self.feed = ChangeFeed(source, is_followed=spec.is_followed)
 
     # What the copy is worth.
 
@@ -155,6 +155,11 @@ class StateReplica:
         """Return what is stored under a key, due or not."""
         data = self._store.get(entry_row(key))
         return None if data is None else decode_entry(data)
+
+    def lasting_value(self, key: bytes) -> bytes | None:
+        """Return the value of a key that is never due and in no index, as most are; None leaves it to `entry`."""
+        data = self._store.get(entry_row(key))
+        return None if data is None else lasting_value(data)
 
     def reserved(self, key: bytes) -> bytes | None:
         """Return the value of the last record under a reserved key; None if there is none."""
@@ -226,7 +231,7 @@ class StateReplica:
     async def ask(self) -> None:
         """Ask the log for its high watermark: the copy that reaches it is as old as this question.
 
-        Raises StartOver, and StateAhead if the log ends before what this copy has applied.
+        Raises StartOver, and StateAhead if the log ends before what this copy has applied of this very topic.
         """
         before = self.progress.position
         for attempt in (1, 2):
@@ -235,6 +240,7 @@ class StateReplica:
             if bounds.high_watermark >= before:
                 break
             if attempt == 2:
+                await self.look_at_topic()  # it may be another one by now, which ends elsewhere
                 raise StateAhead(*self.at, before, bounds.high_watermark)
         now = moment_of(self._clock)
         self._check_age(now)
@@ -275,15 +281,13 @@ class StateReplica:
 
     def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: BootMoment) -> None:
         """Apply what the owner committed, in a commit that began then; nothing waits."""
-        before, (topic, partition) = self.progress, self.at
-        records = [
-            Record(topic, partition, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
-            for record, position in landed
-            if position.offset >= before.position
-        ]
-        if records:
-            progress = before.committed(records[-1].offset + 1, began)
-            self._apply(self._parse(records), progress, is_seamless=before.complete == before.position)
+        before, changes = self.progress, list[ChangelogRecord]()
+        new = [(record, position) for record, position in landed if position.offset >= before.position]
+        for record, position in new:
+            changes += self._committed_change(record, position)
+        if new:
+            progress = before.committed(new[-1][1].offset + 1, began)
+            self._apply(changes, progress, is_seamless=before.complete == before.position)
 
     def confirm(self, moment: BootMoment) -> None:
         """Take note that this process was the owner still at a moment, and so that no other process has written."""
@@ -322,6 +326,15 @@ class StateReplica:
     def _check_age(self, now: BootMoment) -> None:
         if self.progress.is_too_old(now):
             raise StartOver(Opening.TOO_OLD)
+
+    def _committed_change(self, record: NewRecord, position: Position) -> Sequence[ChangelogRecord]:
+        """Return the change that a record of this process stands for; none if it is of a reserved key."""
+        key, offset, timestamp_ms = record.key, position.offset, position.timestamp_ms
+        if key is None or record.headers or key.startswith(RESERVED_PREFIX):
+            return self._parse([Record(*self.at, offset, timestamp_ms, key, record.value, record.headers)])
+        if timestamp_ms > self._timestamp_ms:
+            self._timestamp_ms = timestamp_ms
+        return (ChangelogRecord(key, offset, timestamp_ms, StateWrite(record.value)),)
 
     def _parse(self, records: Sequence[Record]) -> list[ChangelogRecord]:
         changes, header = [], None
@@ -365,7 +378,8 @@ class StateReplica:
             return []
 
     def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
-        folded = self._fold(changes)
+        index = self._index if self.has_indexes else None
+        folded = fold_changes(changes, self._store.get, default_ttl_ms=self.spec.ttl_ms, index=index)
         keys = self._keys + folded.keys
         reserved, self._reserved = self._reserved, {}
         writes = [*folded.writes, *((reserved_row(key), value) for key, value in reserved.items())]
@@ -374,13 +388,6 @@ class StateReplica:
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
         self._move(progress, folded.changes, is_seamless=is_seamless)
-
-    def _fold(self, changes: Sequence[ChangelogRecord]) -> FoldedChanges:
-        default_ttl_ms = self.spec.ttl_ms
-        if self.feed.is_idle and not self.has_indexes:
-            return fold_rows(changes, self._store.get, default_ttl_ms=default_ttl_ms)
-        index = self._index if self.has_indexes else None
-        return fold_changes(changes, self.entry, default_ttl_ms=default_ttl_ms, index=index)
 
     def _keep_checkpoint_young(self, now: BootMoment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""
@@ -403,7 +410,7 @@ class StateReplica:
             self.owner_offset,
         )
 
-    def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange], *, is_seamless: bool) -> None:
+    def _move(self, progress: ChangelogProgress, changes: Sequence[ChangelogRecord], *, is_seamless: bool) -> None:
         """Take the new place, and publish the changes if none can be missing before or between them."""
         has_gap = not is_seamless or progress.complete != progress.position
         if has_gap and (self._progress is None or self._progress.position != progress.position):
@@ -418,8 +425,6 @@ class StateReplica:
 _UNREADABLE = (Refused, TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 
-def _raw_change(change: FoldedChange) -> RawChange:
-    record = change.record
-    value = change.entry.value if change.entry is not None else None
-    write = record.write
-    return RawChange(record.key, value, record.offset, record.timestamp_ms, write.delta, write.is_expiry)
+def _raw_change(change: ChangelogRecord) -> RawChange:
+    write = change.write
+    return RawChange(change.key, write.value, change.offset, change.timestamp_ms, write.delta, write.is_expiry)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
@@ -31,6 +31,14 @@ D = TypeVar("D")
 _ATTEMPTS = 100
 _PAGE = 256
 _OFFSET = re.compile(r"-?[0-9]{1,18}")
+
+
+class CheckFresh(Protocol):
+    """Refuses a read that wants more than the copy of a state has."""
+
+    async def __call__(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
+        """Raise StateStale, StateOffline or TimedOut."""
+        ...
 
 
 class StateRead(NamedTuple, Generic[V]):
@@ -81,12 +89,14 @@ class State(Generic[K, V]):
         queue: CommitQueue,
         locks: KeyLocks,
         *,
+        check_fresh: CheckFresh,
         delta: ValueCodec[Any] | None = None,
         unit: UnitOfWork | None = None,
     ) -> None:
         self._replica = replica
         self._queue = queue
         self._locks = locks
+        self._check_fresh = check_fresh
         self._delta = delta
         self._unit = unit
 
@@ -95,20 +105,26 @@ class State(Generic[K, V]):
     async def get(self, key: K, *, max_staleness_s: float | None = None, at_least: int | None = None) -> V | None:
         """Return the value of a key; None if it has none, or if it is due.
 
-        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses. Raises StateStale.
+        A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses; the owner holds every
+        offset that a standby has shown. Raises StateStale.
         """
         if max_staleness_s is not None or at_least is not None:
-            await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
-        data = self._replica.keys.encode(key)
+            await self._check_fresh(self._replica.spec.name, max_staleness_s=max_staleness_s, at_least=at_least)
+        replica = self._replica
+        data = replica.keys.encode(key)
         if self._unit is None:
-            entry = self._queue.read(self._replica, data)
+            self._queue.check_readable(replica)
+            value = replica.lasting_value(data)
+            if value is not None:
+                if not replica.is_plain:
+                    await replica.codec.prepare(value)
+                found: V = replica.codec.decode(value)
+                return found
+            entry = replica.entry(data)
             if entry is None:
                 return None
             if entry.expires_ms == NEVER:
-                if not self._replica.is_plain:
-                    return await self._decode(entry.value)
-                found: V = self._replica.codec.decode(entry.value)
-                return found
+                return await self._decode(entry.value)
 
         async def read(unit: UnitOfWork) -> bytes | None:
             return unit.get(self._replica, data)
@@ -399,7 +415,8 @@ class State(Generic[K, V]):
             value = await self._decode(stored)
             if value is not None:
                 items.append((self._replica.keys.decode(data), value))
-        return StatePage(items, items[-1][0] if len(found) > limit else None)
+        # The last key that was looked at: its value may be one that JSON has for nothing.
+        return StatePage(items, self._replica.keys.decode(found[limit - 1][0]) if len(found) > limit else None)
 
     async def _decode(self, data: bytes | None) -> V | None:
         if data is None:

@@ -61,8 +61,16 @@ class FeedSource(NamedTuple):
 class ChangeFeed:
     """The ring of one copy, and its live subscribers."""
 
-    def __init__(self, source: FeedSource, *, max_changes: int = 10_000, max_bytes: int = 16 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        source: FeedSource,
+        *,
+        max_changes: int = 10_000,
+        max_bytes: int = 16 * 1024 * 1024,
+        is_followed: bool = True,
+    ) -> None:
         self.source = source
+        self._is_followed = is_followed
         self._max_changes = max_changes
         self._max_bytes = max_bytes
         self._ring: deque[RawChange] = deque()
@@ -82,7 +90,7 @@ class ChangeFeed:
     @property
     def is_idle(self) -> bool:
         """True while no changes are kept: the next ones are not, either, because some before them are not known."""
-        return self._floor is None
+        return self._floor is None or not self._is_followed
 
     @property
     def last_offset(self) -> int | None:
@@ -91,7 +99,7 @@ class ChangeFeed:
 
     def advance(self, changes: Iterable[RawChange], complete: int) -> None:
         """Take in the changes up to the complete offset, and publish them."""
-        if self._floor is None:
+        if self.is_idle:
             self._floor = complete
         else:
             for change in changes:
@@ -134,6 +142,8 @@ class ChangeFeed:
 
         `is_lagged` is for a subscriber whose offset means nothing here, because it is of another topic.
         """
+        if not self._is_followed:
+            raise BadArgument("state", self.source.name, "its changes are not kept; declare it with is_followed=True")
         if after is not None and (not isinstance(after, int) or after < -1):
             raise BadArgument("after", after, "it is an offset that a change or a present value came with")
         return Subscription(self, key, None if is_lagged else after, is_lagged, heartbeat_s, max_waiting)

@@ -20,7 +20,6 @@ from headrace.state.ports import StoreWrite
 
 __all__ = [
     "FORMAT",
-    "FoldedChange",
     "FoldedChanges",
     "IndexRow",
     "StateEntry",
@@ -29,10 +28,10 @@ __all__ = [
     "due_range",
     "entry_row",
     "fold_changes",
-    "fold_rows",
     "index_prefix",
     "key_of_due_row",
     "key_of_entry_row",
+    "lasting_value",
     "reserved_row",
     "shown_index_value",
 ]
@@ -86,6 +85,11 @@ def decode_entry(data: bytes) -> StateEntry:
     return StateEntry(data[at:], offset, timestamp_ms, expires_ms, tuple(rows))
 
 
+def lasting_value(data: bytes) -> bytes | None:
+    """Return the value of a stored entry that is never due and in no index, as most are; None for any other entry."""
+    return data[_HEAD.size :] if data[_DERIVED] == _NO_DERIVED else None
+
+
 def entry_row(key: bytes) -> bytes:
     """Return the row of a key's entry."""
     return _DATA + key
@@ -127,93 +131,67 @@ def shown_index_value(prefix: bytes) -> str:
     return repr(parts[0] if len(parts) == 1 else parts)
 
 
-class FoldedChange(NamedTuple):
-    """A change that took effect, with the value that it replaced."""
-
-    record: ChangelogRecord
-    entry: StateEntry | None
-    previous: StateEntry | None
-
-
 @dataclass(slots=True)
 class FoldedChanges:
-    """What a batch of records does: rows to write, changes to publish, how many keys there are more or less."""
+    """What a batch of records does: rows to write, changes that took effect, how many keys there are more or less."""
 
     writes: list[StoreWrite] = field(default_factory=list)
-    changes: list[FoldedChange] = field(default_factory=list)
+    changes: list[ChangelogRecord] = field(default_factory=list)
     keys: int = 0
 
 
 def fold_changes(
     records: Iterable[ChangelogRecord],
-    find: Callable[[bytes], StateEntry | None],
+    find: Callable[[bytes], bytes | None],
     *,
     default_ttl_ms: int | None,
     index: Indexer | None = None,
 ) -> FoldedChanges:
-    """Apply records in order to the entries that `find` returns. A deletion of what is not there changes nothing."""
-    folded, latest = FoldedChanges(), dict[bytes, StateEntry | None]()
-    for record in records:
-        previous = latest[record.key] if record.key in latest else find(record.key)
-        entry = _entry_of(record, default_ttl_ms, index)
-        if entry is None and previous is None:
-            continue
-        latest[record.key] = entry
-        folded.keys += (entry is not None) - (previous is not None)
-        folded.changes.append(FoldedChange(record, entry, previous))
-        folded.writes += _row_changes(record.key, previous, entry)
-    return folded
+    """Apply records in order to the rows that `find` returns. A deletion of what is not there changes nothing.
 
-
-def fold_rows(
-    records: Iterable[ChangelogRecord], find: Callable[[bytes], bytes | None], *, default_ttl_ms: int | None
-) -> FoldedChanges:
-    """Do the same for a copy without indexes whose changes nobody follows: only rows, the last one of each.
-
-    `find` returns a row as it is stored. A copy that is built from its log spends its time here.
+    Owners spend much of their time here, and so do copies that are built from their log: the row of an entry that is
+    never due and in no index is made without the entry.
     """
     folded, rows = FoldedChanges(), dict[bytes, bytes | None]()
     for record in records:
         row = _DATA + record.key
         before = rows[row] if row in rows else find(row)
         value, ttl_ms = record.write.value, record.write.ttl_ms
+        if value is None and before is None:
+            continue
         is_plain = ttl_ms is None and default_ttl_ms is None and (before is None or before[_DERIVED] == _NO_DERIVED)
-        if not is_plain:
+        found = tuple(index(value)) if index is not None and value is not None else ()
+        if found or not is_plain:
             previous = None if before is None else decode_entry(before)
-            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, None)))
+            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, found)))
         elif value is not None:
             rows[row] = _HEAD.pack(record.offset, record.timestamp_ms, NEVER, 0) + value
-        elif before is not None:
+        else:
             rows[row] = None
-        folded.keys += (rows.get(row, before) is not None) - (before is not None)
+        folded.keys += (value is not None) - (before is not None)
+        folded.changes.append(record)
     folded.writes += rows.items()
     return folded
 
 
-def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexer | None) -> StateEntry | None:
+def _entry_of(
+    record: ChangelogRecord, default_ttl_ms: int | None, index_rows: tuple[IndexRow, ...]
+) -> StateEntry | None:
     value, ttl_ms = record.write.value, record.write.ttl_ms
     if value is None:
         return None
     expires_ms = expires_at(record.timestamp_ms, default_ttl_ms if ttl_ms is None else ttl_ms)
-    rows = tuple(index(value)) if index is not None else ()
-    return StateEntry(value, record.offset, record.timestamp_ms, expires_ms, rows)
+    return StateEntry(value, record.offset, record.timestamp_ms, expires_ms, index_rows)
 
 
 def _row_changes(key: bytes, previous: StateEntry | None, entry: StateEntry | None) -> list[StoreWrite]:
     """Return the writes that replace a key's rows: old ones out, new ones in."""
     stored: StoreWrite = (entry_row(key), entry.encode() if entry is not None else None)
-    if not _has_derived(previous) and not _has_derived(entry):
-        return [stored]
     gone = set(_derived(key, previous)) if previous is not None else set()
     new = dict.fromkeys(_derived(key, entry), key) if entry is not None else {}
     writes: list[StoreWrite] = [(row, None) for row in gone - new.keys()]
     writes += [(row, value) for row, value in new.items() if row not in gone]
     return [*writes, stored]
-
-
-def _has_derived(entry: StateEntry | None) -> bool:
-    """Return True if other rows than the entry's own stand for a key."""
-    return entry is not None and (entry.expires_ms != NEVER or bool(entry.index_rows))
 
 
 def _derived(key: bytes, entry: StateEntry) -> list[bytes]:

@@ -20,6 +20,7 @@ __all__ = [
     "TextValues",
     "ValueCodec",
     "codec_of",
+    "is_prepared",
     "values_of",
 ]
 
@@ -119,14 +120,19 @@ class JsonValues(PlainValues, Generic[V]):
         What could not be read back is refused: a dataclass does not check its fields itself.
         """
         try:
-            # Keys that are numbers become texts, as the sorted form needs them.
-            data = self._encoder.encode(msgspec.to_builtins(value, str_keys=True))
+            data = self._encoded(value)
             self._decoder.decode(data)
             if b"null" in data:
                 check_finite(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise NotStorable("the value", shown(value), f"JSON does not take it: {error}") from error
         return data
+
+    def _encoded(self, value: V) -> bytes:
+        try:
+            return self._encoder.encode(value)
+        except TypeError:  # keys that are numbers become texts, as the sorted form needs them
+            return self._encoder.encode(msgspec.to_builtins(value, str_keys=True))
 
     def decode(self, data: bytes) -> V:
         """Return the value."""
@@ -146,9 +152,13 @@ class AvroValues(Generic[V]):
         """Register the schema. Raises IncompatibleSchema."""
         self._encode = await self._serde.encoder()
 
+    def has_schema_of(self, data: bytes) -> bool:
+        """Return True if the schema that the bytes were written with was fetched before."""
+        return self._serde.decoder.has_loaded(data)
+
     async def prepare(self, data: bytes) -> None:
         """Fetch the schema that the bytes were written with."""
-        if not self._serde.decoder.has_loaded(data):
+        if not self.has_schema_of(data):
             await self._serde.decoder.load(schema_id_of(data))
 
     def encode(self, value: V) -> bytes:
@@ -176,6 +186,11 @@ def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec
         rule = "a class becomes Avro, which needs a registry: give one, or a codec such as JsonValues(…)"
         raise BadArgument("value", kind, rule)
     return AvroValues(registry, topic, kind)
+
+
+def is_prepared(codec: ValueCodec[Any], data: bytes) -> bool:
+    """Return True if the codec decodes these bytes without `prepare`; of one that is the application's nobody knows."""
+    return isinstance(codec, PlainValues) or (isinstance(codec, AvroValues) and codec.has_schema_of(data))
 
 
 async def codec_of(kind: Any, topic: str, registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401

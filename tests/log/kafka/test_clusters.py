@@ -1,4 +1,4 @@
-"""Three brokers, one of which freezes: who leads a partition, who leads the cluster."""
+"""Three brokers, one of which freezes or dies: who leads a partition, who leads the cluster."""
 
 from __future__ import annotations
 
@@ -58,6 +58,24 @@ async def test_a_frozen_leader_is_survived(brokers: RunningService, opened: Open
 
 async def _is_in_sync(log: KafkaLog, topic: str) -> bool:
     return all(len(part.isr) == len(part.replicas) for part in (await log._cluster.layout(topic)).partitions)
+
+
+async def test_a_killed_broker_is_survived(brokers: RunningService, opened: OpenKafka) -> None:
+    """A topic with three copies outlives the death of its leader, and the broker comes back."""
+    assert len(set(brokers.endpoints)) == 3
+    log = await opened(brokers)
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    await eventually(lambda: _is_in_sync(log, topic))
+    leader = await _leader(log, topic)
+    node = next(node for node in brokers.nodes if node.plan.number == leader)
+    await asyncio.to_thread(node.kill)
+    try:
+        assert [position.offset for position in await log.append([NewRecord(topic, b"k", b"still here")])] == [1]
+        assert values(await read_all(log, topic)) == [b"0", b"still here"]
+    finally:
+        await asyncio.to_thread(node.start)
+    await eventually(lambda: _is_in_sync(log, topic))
 
 
 async def test_a_frozen_controller_holds_nothing_up_for_long(brokers: RunningService, opened: OpenKafka) -> None:

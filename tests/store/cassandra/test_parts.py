@@ -21,7 +21,8 @@ from headrace.errors import BadArgument, Forbidden, HeadraceError, OperationFail
 from headrace.store import PlainRows, open_store
 from headrace.store.cassandra.address import parse
 from headrace.store.cassandra.columns import EVENT, event_values, plain_values
-from headrace.store.cassandra.faults import explain, is_transient
+from headrace.store.cassandra.faults import explain
+from headrace.store.cassandra.retries import is_transient
 from headrace.store.cassandra.writer import cut, cut_plain, size_of
 from headrace.testing.conformance.store_setting import event
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cassandra import InvalidRequest, OperationTimedOut
 from cassandra.cluster import EXEC_PROFILE_DEFAULT
 from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import SimpleStatement
 
 from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.address import parse
+from headrace.store.cassandra.retries import with_retries
 from headrace.store.cassandra.schema import copies_for, single_copy_dcs
 from headrace.store.cassandra.session import Session, make_cluster
 
@@ -63,6 +65,44 @@ async def test_only_what_may_be_repeated_is_asked_of_several_nodes() -> None:
     decision = recorder.statements[-1]
     assert not decision.is_idempotent
     assert isinstance(decision.retry_policy, FallthroughRetryPolicy)
+
+
+class Attempts:
+    """Raises one error after another, then returns an answer; keeps the time-outs it was given."""
+
+    def __init__(self, *failures: BaseException) -> None:
+        self.failures = list(failures)
+        self.timeouts_s: list[float] = []
+
+    async def __call__(self, timeout_s: float) -> str:
+        self.timeouts_s.append(timeout_s)
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+async def test_a_passing_error_is_retried_and_the_others_are_not() -> None:
+    """FM4: attempts go on until the answer, each with no more time than is left; a refused request is not repeated."""
+    settings = CassandraStoreSettings(attempt_timeout_s=0.5, request_timeout_s=30)
+    passing = Attempts(OperationTimedOut(), OperationTimedOut())
+    assert await with_retries(passing, settings, operation="read", is_repeatable=True) == "done"
+    assert passing.timeouts_s == [0.5, 0.5, 0.5]
+    refused, decision = Attempts(InvalidRequest()), Attempts(OperationTimedOut())
+    with pytest.raises(InvalidRequest):
+        await with_retries(refused, settings, operation="read", is_repeatable=True)
+    with pytest.raises(OperationTimedOut):
+        await with_retries(decision, settings, operation="decide", is_repeatable=False)
+    assert len(refused.timeouts_s) == len(decision.timeouts_s) == 1
+
+
+async def test_retries_end_at_the_deadline_with_the_last_error() -> None:
+    """FM4: an outage that outlives the time-out of the request is raised."""
+    settings = CassandraStoreSettings(attempt_timeout_s=0.05, request_timeout_s=0.05)
+    outage = Attempts(*(OperationTimedOut() for _ in range(100)))
+    with pytest.raises(OperationTimedOut):
+        await with_retries(outage, settings, operation="read", is_repeatable=True)
+    assert 1 <= len(outage.timeouts_s) < 100
+    assert all(timeout_s <= 0.05 for timeout_s in outage.timeouts_s)
 
 
 @pytest.mark.parametrize(

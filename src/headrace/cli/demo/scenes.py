@@ -27,7 +27,7 @@ def demo(
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where --serve listens; port 0: any free one.")
     ] = "127.0.0.1:8080",
 ) -> None:
-    """See log, journals, tags, keyspaces, outbox and pipeline at work, with processes that are killed.
+    """See log, journals, tags, keyspaces, a bank, outbox and pipeline at work, with processes that are killed.
 
     Example: headrace demo --no-spark
     """
@@ -54,6 +54,7 @@ def demo(
 
 async def _run(address: str, store: str | None, suffix: str) -> None:
     from headrace.app import connect
+    from headrace.cli.demo.bank_part import show_bank
     from headrace.cli.demo.journal_part import show_journal
     from headrace.cli.demo.keyspace_part import show_keyspace
     from headrace.cli.demo.log_part import show_log
@@ -61,9 +62,12 @@ async def _run(address: str, store: str | None, suffix: str) -> None:
     from headrace.cli.demo.tags_part import show_tags
 
     async with connect(address, store=store) as hr:
+        has_store = store is not None or address.startswith("embedded:")
         await show_log(hr.log, address, suffix)
-        if store is not None or address.startswith("embedded:"):
+        if has_store:
             await show_journal(hr, suffix)
             await show_tags(hr, suffix)
         await show_keyspace(hr, address)
+        if has_store:
+            await show_bank(hr, address, store, suffix)
         await show_outbox(hr.log, suffix)

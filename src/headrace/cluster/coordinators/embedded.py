@@ -106,6 +106,9 @@ class EmbeddedCoordinationStore:
         self._seen = self._changes.version
         return await self._run(self._read, "BEGIN")
 
+    async def refresh(self) -> None:
+        """Return at once: every read is of the file as it is."""
+
     async def put_plan(self, plan: bytes, *, expected: int) -> bool:
         """Replace the plan of version `expected`."""
 

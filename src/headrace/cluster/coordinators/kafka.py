@@ -119,6 +119,10 @@ class KafkaCoordinationStore:
             leads=is_member and self._leads,
         )
 
+    async def refresh(self) -> None:
+        """Read all that is there now."""
+        await self._topic.read_to_the_end()
+
     async def put_plan(self, plan: bytes, *, expected: int) -> bool:
         """Replace the plan. Of two leaders the last one's counts, and the next plan follows from that."""
         if expected != self._topic.plan[0]:

@@ -65,7 +65,7 @@ class ZooKeeperCoordinationStore:
         deadline = self._loop.time() + 2 * self.session_s + 1
         while True:
             try:
-                await self._ask("create", path, facts, ephemeral=True)
+                await self._ask("create", path, facts, ephemeral=True, makepath=True)
                 break
             except NodeExistsError:
                 await self._wait_for_predecessor(path, member, incarnation, deadline)
@@ -101,13 +101,17 @@ class ZooKeeperCoordinationStore:
             leads=is_member and await self._leads(),
         )
 
+    async def refresh(self) -> None:
+        """Let the server that this client is connected to catch up with the ensemble."""
+        await self._ask("sync", self._root)
+
     async def put_plan(self, plan: bytes, *, expected: int) -> bool:
         """Replace the plan of version `expected`."""
         try:
             if expected:
                 await self._ask("set", f"{self._root}/plan", plan, version=expected - 1)
             else:
-                await self._ask("create", f"{self._root}/plan", plan)
+                await self._ask("create", f"{self._root}/plan", plan, makepath=True)
         except (BadVersionError, NodeExistsError, NoNodeError):
             return False
         return True
@@ -119,7 +123,7 @@ class ZooKeeperCoordinationStore:
             if value is None:
                 await self._ask("delete", path)
                 return
-            await self._ask("create", path, value)
+            await self._ask("create", path, value, makepath=True)
         except NodeExistsError:
             await self._ask("set", path, value)
         except NoNodeError:
@@ -181,7 +185,12 @@ class ZooKeeperCoordinationStore:
             return
 
     async def _children(self, name: str) -> Mapping[str, tuple[bytes, Any]]:
-        names: Sequence[str] = await self._ask("get_children", f"{self._root}/{name}", watch=self._watcher)
+        path = f"{self._root}/{name}"
+        try:
+            names: Sequence[str] = await self._ask("get_children", path, watch=self._watcher)
+        except NoNodeError:  # the server has lost its data, or somebody has removed it; the nodes bring all of it again
+            await self._ask("ensure_path", path)
+            names = await self._ask("get_children", path, watch=self._watcher)
         found = await asyncio.gather(*(self._get(f"{name}/{each}") for each in names))
         return {each: value for each, value in zip(names, found, strict=True) if value is not None}
 

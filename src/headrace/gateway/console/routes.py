@@ -44,6 +44,7 @@ _GROUP = "Console"
 _API = "/console/api"
 _JOURNAL = f"{_API}/journals/{{topic}}/{{id}}"
 _HELD = f"{_API}/quarantine/{{topic}}/{{id}}"
+_DEAD = f"{_API}/outbox/{{topic}}"
 _JOURNALS_SHOWN = 200
 _MOMENTS_SHOWN = 500
 _DEAD_SHOWN = 200
@@ -64,6 +65,29 @@ NO_NODE = (
     "(headrace node run --http), or name the application (headrace gateway run --app)."
 )
 NO_OUTBOX = "No outbox is configured here: set outbox.database to the database that has its tables."
+
+_IDS_BODY = {
+    JSON: {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "ids": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": _IDS_AT_MOST,
+                "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
+            }
+        },
+    }
+}
+_OFFSET_BODY = {
+    JSON: {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["offset"],
+        "properties": {"offset": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}},
+    }
+}
 
 
 class DeadChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,58 +179,15 @@ class ConsoleRoutes:
     def _action_routes(self) -> list[GatewayRoute]:
         done = RouteAnswer("What was done.", content={JSON: _OBJECT})
         route = partial(GatewayRoute, "POST", group=_GROUP, answer=done, parameters=(_ACTION,))
-        ids = {
-            JSON: {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {
-                    "ids": {
-                        "type": "array",
-                        "minItems": 1,
-                        "maxItems": _IDS_AT_MOST,
-                        "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
-                    }
-                },
-            }
-        }
-        offset = {
-            JSON: {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["offset"],
-                "properties": {"offset": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}},
-            }
-        }
-        outbox, held = Needs("write", "system", "outbox"), Needs("write", "system", "quarantine")
+        dead = partial(route, needs=Needs("write", "system", "outbox"), body=_IDS_BODY)
+        held = partial(route, needs=Needs("write", "system", "quarantine"), body=_OFFSET_BODY)
+        replay, purge = partial(self.change_dead, "replay"), partial(self.change_dead, "purge")
+        release, skip = partial(self.decide, False), partial(self.decide, True)
         return [
-            route(
-                f"{_API}/outbox/{{topic}}/replay",
-                partial(self.change_dead, "replay"),
-                "Send dead messages of a topic again, all or those with the given ids.",
-                needs=outbox,
-                body=ids,
-            ),
-            route(
-                f"{_API}/outbox/{{topic}}/purge",
-                partial(self.change_dead, "purge"),
-                "Remove dead messages of a topic forever, all or those with the given ids.",
-                needs=outbox,
-                body=ids,
-            ),
-            route(
-                f"{_HELD}/release",
-                partial(self.decide, False),
-                "Decode the record that a journal is held from again.",
-                needs=held,
-                body=offset,
-            ),
-            route(
-                f"{_HELD}/skip",
-                partial(self.decide, True),
-                "Skip the record that a journal is held from, forever.",
-                needs=held,
-                body=offset,
-            ),
+            dead(f"{_DEAD}/replay", replay, "Send dead messages of a topic again, all or those with the given ids."),
+            dead(f"{_DEAD}/purge", purge, "Remove dead messages of a topic forever, all or those with the given ids."),
+            held(f"{_HELD}/release", release, "Decode the record that a journal is held from again."),
+            held(f"{_HELD}/skip", skip, "Skip the record that a journal is held from, forever."),
         ]
 
     async def overview(self, request: GatewayRequest) -> object:

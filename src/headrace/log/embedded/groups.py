@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.errors import Closed, HeadraceError, Unavailable
 from headrace.log import checks
 from headrace.log.embedded import membership
-from headrace.log.embedded.append import LogCall, LogWork
 from headrace.log.embedded.catalog import load_topic
 from headrace.log.embedded.membership import load_offsets, store_offsets
-from headrace.log.embedded.read import PartitionReader, find_bounds
+from headrace.log.embedded.read import PartitionReader
+from headrace.log.embedded.rebalances import EmbeddedAssignment, GroupTables
 from headrace.log.ports import Listener, Member, StartAt
 from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger
-from headrace.runtime import Clock
-from headrace.sqlite import ChangeWatch, GroupCommit, Readers
 
 __all__ = ["EmbeddedGroups", "GroupTables"]
-
-T = TypeVar("T")
 
 _logger = get_logger(__name__)
 
 _BEATS_PER_SESSION = 4
 _MAX_POLL_INTERVAL_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTables:
-    """What all members in a process share."""
-
-    commits: GroupCommit[LogWork]
-    readers: Readers
-    changes: ChangeWatch
-    clock: Clock
 
 
 class EmbeddedGroups:
@@ -95,12 +78,8 @@ class EmbeddedMember:
         self.member_id = f"member-{uuid.uuid4()}"
         self._shared = shared
         self._topics = topics
-        self._listener = listener
-        self._start_at = start_at
         self._session_timeout_s = session_timeout_s
-        self._readers: dict[TopicPartition, PartitionReader] = {}
-        self._paused: set[TopicPartition] = set()
-        self._generation = 0
+        self._assignment = EmbeddedAssignment(shared, group, self.member_id, listener, start_at)
         self._seen_generation = -1
         self._turn = 0
         self._is_expired = False
@@ -112,12 +91,12 @@ class EmbeddedMember:
     @property
     def assignment(self) -> frozenset[TopicPartition]:
         """What this member owns, as of the last poll."""
-        return frozenset(self._readers)
+        return self._assignment.partitions
 
     @property
     def generation(self) -> int:
         """How often the assignment has changed."""
-        return self._generation
+        return self._assignment.generation
 
     async def start(self) -> None:
         """Begin the session."""
@@ -155,15 +134,17 @@ class EmbeddedMember:
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store the offsets to continue from."""
         wanted = checks.check_offsets(offsets)
-        await self._call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
+        await self._shared.call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
+        readers = self._assignment.readers
         for at, offset in wanted.items():
-            if at in self._readers:
-                self._readers[at].leave_out_unreadable(below=offset)
+            if at in readers:
+                readers[at].leave_out_unreadable(below=offset)
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop fetching, or fetch again."""
         wanted = checks.check_places(partitions)
-        (self._paused.update if paused else self._paused.difference_update)(wanted)
+        now_paused = self._assignment.paused
+        (now_paused.update if paused else now_paused.difference_update)(wanted)
 
     async def leave(self) -> None:
         """Give all partitions back and end the session."""
@@ -171,12 +152,12 @@ class EmbeddedMember:
             return
         if self._changing is not None and self._changing is not asyncio.current_task():
             await asyncio.wait([self._changing])
-        owned = self.assignment
-        if owned and self._listener:
-            await self._listener.revoked(owned)
+        listener = self._assignment.listener
+        if self.assignment and listener:
+            await listener.revoked(self.assignment)
         await self.stop()
-        self._readers.clear()
-        await self._call(lambda db: membership.forget_member(db, self.group, self.member_id))
+        self._assignment.readers.clear()
+        await self._shared.call(lambda db: membership.forget_member(db, self.group, self.member_id))
 
     @property
     def _beat_interval_s(self) -> float:
@@ -195,7 +176,7 @@ class EmbeddedMember:
 
     async def _beat(self) -> membership.Share:
         session_ms = int(self._session_timeout_s * 1000)
-        share: membership.Share = await self._call(
+        share: membership.Share = await self._shared.call(
             lambda db: membership.beat(
                 db,
                 self.group,
@@ -229,62 +210,20 @@ class EmbeddedMember:
     async def _change(self) -> None:
         share = await self._beat()
         if self._is_expired:
-            await self._lose()
+            self._is_expired = False
+            await self._assignment.lose_all()
         # Any later change raises the generation again, so the next poll sees it.
         self._seen_generation = share.generation
-        await self._give_back((self.assignment | share.owned) - share.wanted)
-        await self._take(share)
-
-    async def _lose(self) -> None:
-        lost, self._is_expired = self.assignment, False
-        self._readers.clear()
-        self._paused.clear()
-        if lost:
-            self._generation += 1
-            if self._listener:
-                await self._listener.lost(lost)
-
-    async def _give_back(self, unwanted: frozenset[TopicPartition]) -> None:
-        if not unwanted:
-            return
-        read = unwanted & self.assignment
-        if self._listener and read:
-            await self._listener.revoked(read)
-        for at in read:
-            del self._readers[at]
-        self._paused -= unwanted
-        self._generation += 1
-        await self._call(lambda db: membership.let_go(db, self.group, self.member_id, unwanted))
-
-    async def _take(self, share: membership.Share) -> None:
-        """Claim what is free, and open readers for all that is owned: an earlier change may have failed in between."""
-        claimed: frozenset[TopicPartition] = await self._call(
-            lambda db: membership.claim(db, self.group, self.member_id)
-        )
-        taken = (claimed | (share.owned & share.wanted)) - self.assignment
-        if not taken:
-            return
-        starts = await self._shared.readers.run(lambda db: self._starts(db, taken))
-        for at, start in starts.items():
-            self._readers[at] = PartitionReader(self._shared.readers, self._shared.changes, at, start)
-        self._generation += 1
-        if self._listener:
-            await self._listener.assigned(taken)
-
-    def _starts(self, db: sqlite3.Connection, taken: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
-        committed = load_offsets(db, self.group, taken)
-        return {at: committed.get(at, self._first(db, at)) for at in taken}
-
-    def _first(self, db: sqlite3.Connection, at: TopicPartition) -> int:
-        bounds = find_bounds(db, at)
-        return bounds.start if self._start_at == "earliest" else bounds.end
+        await self._assignment.revoke((self.assignment | share.owned) - share.wanted)
+        await self._assignment.assign(share)
 
     async def _fetch(self, max_records: int) -> list[Record]:
         """Read the partitions one after the other, starting with a different one each time.
 
         Records of one partition are not lost if another one fails or the caller is cancelled meanwhile.
         """
-        active = sorted(at for at in self._readers if at not in self._paused)
+        readers = self._assignment.readers
+        active = sorted(at for at in readers if at not in self._assignment.paused)
         self._turn += 1
         records: list[Record] = []
         taken: list[tuple[PartitionReader, int]] = []
@@ -292,7 +231,7 @@ class EmbeddedMember:
             for step in range(len(active)):
                 if len(records) >= max_records:
                     break
-                reader = self._readers[active[(self._turn + step) % len(active)]]
+                reader = readers[active[(self._turn + step) % len(active)]]
                 taken.append((reader, reader.position))
                 records.extend((await reader.next_batch(max_records=max_records - len(records))).records)
         except BaseException as error:
@@ -302,7 +241,3 @@ class EmbeddedMember:
                 reader.position = position
             raise
         return records
-
-    async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        result: T = await self._shared.commits.submit(LogCall(function))
-        return result

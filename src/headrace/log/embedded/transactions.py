@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
 from headrace.log import checks
-from headrace.log.embedded.append import LogCall, LogWork, RecordWriter, savepoint
+from headrace.log.embedded.append import LogWork, RecordWriter, savepoint
 from headrace.log.embedded.catalog import PartitionTail
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.membership import store_offsets
@@ -157,7 +157,7 @@ class EmbeddedTransactions:
             raise Closed(f"transactional producer {self.transactional_id!r}")
         if self._open is not None:
             raise TransactionMisused(self.transactional_id, "one is open already; commit or abort it first")
-        await self._commits.submit(LogCall(self._owner.check))
+        await self._commits.submit(_Check(self._owner, ()))
         self._open = _Open(self._clock.monotonic_s())
 
     async def _append(self, records: Sequence[NewRecord]) -> None:

@@ -146,6 +146,16 @@ class RecordPlacement:
             return topics, _place_all(records, topics[records[0].topic])
         return topics, _place_mixed(records, topics)
 
+    def place_known(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]] | None:
+        """Return what `place` does if no broker has to be asked for it; None otherwise."""
+        topics: dict[str, Topic] = {}
+        for name in {record.topic for record in records}:
+            topic = self._topic_cache.fresh(name)
+            if topic is None:
+                return None
+            topics[name] = topic
+        return topics, _place_mixed(records, topics)
+
     def forget(self, topics: Iterable[str]) -> None:
         """Forget these topics: a broker refused what their cached descriptions allow."""
         for topic in topics:

@@ -95,6 +95,7 @@ class KafkaSource:
         self._is_closed = False
         self._naming: set[asyncio.Task[None]] = set()
         self._watch = TopicWatch(cluster, self._topic_is_gone)
+        topic_cache.on_described = self._watch.learned
 
     def start(self, feed: Feed) -> None:
         """Follow a partition from the feed's position on."""

@@ -14,12 +14,12 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 
 from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, TimedOut, UnreadableRecord
 from headrace.log import checks
-from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.client import DRIVER_LOG, Threads
 from headrace.log.kafka.consumers import take
 from headrace.log.kafka.faults import NOT_OWNER, error_in
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.read import find_bounds, record_of
+from headrace.log.kafka.rebalances import Assignment
 from headrace.log.metrics import FETCHED, FETCHES
 from headrace.log.ports import Listener, StartAt
 from headrace.model import Record, TopicPartition

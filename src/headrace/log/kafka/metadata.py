@@ -259,6 +259,8 @@ class TopicCache:
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[float, Topic]] = {}
         self._asking: dict[str, asyncio.Task[Topic]] = {}
+        # Called with each new description, before it is kept.
+        self.on_described: Callable[[Topic], None] = lambda topic: None
 
     def fresh(self, name: str) -> Topic | None:
         """Return the topic if its description has not expired."""
@@ -281,6 +283,7 @@ class TopicCache:
 
     def remember(self, topic: Topic) -> Topic:
         """Keep a new description."""
+        self.on_described(topic)
         self._known[topic.name] = (self._loop.time() + self._max_age_s, topic)
         return topic
 

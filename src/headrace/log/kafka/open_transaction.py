@@ -113,6 +113,7 @@ class Attempt:
         self.is_broken = False  # a call of this transaction failed: the driver will not commit it
         self.offsets_sent_s: float | None = None
         self.commit_sent_s: float | None = None
+        self.is_next_begun = False
         self._positions: list[Position | None] = []
         self._failure: Any = None
         self._refusal: HeadraceError | None = None
@@ -278,7 +279,20 @@ def deliver_and_commit(producer: Any, attempt: Attempt, deadline: float) -> int:
         return left
     attempt.commit_sent_s = time.monotonic()
     commit_until(producer, deadline)
+    attempt.is_next_begun = _begin_next(producer)
     return 0
+
+
+def _begin_next(producer: Any) -> bool:  # noqa: ANN401
+    """Begin the next transaction, so that nobody has to wait for this thread then.
+
+    The brokers hear of a transaction with its first record, so one that is not used costs nothing. If this fails, the
+    next `begin` tries again, and says why.
+    """
+    with contextlib.suppress(*FATAL_RAISED):
+        producer.begin_transaction()
+        return True
+    return False
 
 
 def flush_and_abort(producer: Any, timeout_s: float) -> None:  # noqa: ANN401

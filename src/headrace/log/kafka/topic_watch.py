@@ -1,8 +1,9 @@
 """A watch over followed topics, which notices that a topic was deleted or replaced: brokers do not notify readers.
 
-It sends one request for all topics at an interval. A topic that was deleted and created again has another id. Between
-two requests a follower continues in the new topic at its old offset: records carry no topic id, so this can't be seen
-earlier.
+It sends one request for all topics at an interval, and is told of every description that this process asks for:
+whoever has seen that a topic is a new one must not be given records that were read from the old one. A topic that was
+deleted and created again has another id. Between two requests a follower continues in the new topic at its old offset:
+records carry no topic id, so this can't be seen earlier.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from headrace.errors import UnknownTopic
 from headrace.log.kafka.client import LOGGER
 from headrace.log.kafka.faults import error_in
 from headrace.log.kafka.metadata import Cluster
+from headrace.model import Topic
 
 __all__ = ["TopicWatch"]
 
@@ -44,6 +46,10 @@ class TopicWatch:
             self._is_new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="headrace-kafka-topic-watch")
+
+    def learned(self, topic: Topic) -> None:
+        """Compare a description that somebody has asked for."""
+        self._judge(topic.name, topic.topic_id)
 
     def keep(self, topics: set[str]) -> None:
         """Forget all but these."""

@@ -94,6 +94,7 @@ class KafkaTransactional:
         self._calls = SerialCalls()
         self._state = TransactionState(transactional_id, timeout_s)
         self._attempt = Attempt()
+        self._is_next_begun = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> None:
@@ -110,11 +111,18 @@ class KafkaTransactional:
 
     async def begin(self) -> None:
         """Open a transaction. A take-over that is not known yet shows at the first record's delivery."""
-        await self._calls.run(self._begin)
+        if self._is_next_begun and self._calls.is_idle:
+            self._open()
+        else:
+            await self._calls.run(self._begin)
 
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records to the open transaction."""
-        await self._calls.run(self._append, checks.check_records(records))
+        checked = checks.check_records(records)
+        if not self._calls.is_idle:
+            await self._calls.run(self._append, checked, 0)
+        elif (at := self._append_now(checked)) < len(checked):
+            await self._calls.run(self._append, checked, at)
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets with the transaction."""
@@ -134,15 +142,31 @@ class KafkaTransactional:
 
     async def _begin(self) -> None:
         self._state.expect("begin", TransactionStage.READY)
-        await self._blocking("begin", self._producer.begin_transaction)
+        if not self._is_next_begun:
+            await self._blocking("begin", self._producer.begin_transaction)
+        self._open()
+
+    def _open(self) -> None:
+        self._state.expect("begin", TransactionStage.READY)
+        self._is_next_begun = False
         self._state.state, self._attempt = TransactionStage.OPEN, Attempt()
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, self._attempt)
 
-    async def _append(self, records: Sequence[NewRecord]) -> None:
+    def _append_now(self, records: Sequence[NewRecord]) -> int:
+        """Add records as long as nothing has to be waited for, as is usual; return how many were added."""
+        self._state.expect("append", TransactionStage.OPEN)
+        known = self._placing.place_known(records)
+        if known is None:
+            return 0
+        topics, placed = known
+        self._attempt.know(topics)
+        return produce_some(self._producer, self._attempt, placed, 0)
+
+    async def _append(self, records: Sequence[NewRecord], at: int) -> None:
+        """Add records from `at` on."""
         self._state.expect("append", TransactionStage.OPEN)
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
-        at = 0
         while (at := produce_some(self._producer, self._attempt, placed, at)) < len(placed):
             await self._produce(placed[at])
             at += 1
@@ -203,6 +227,7 @@ class KafkaTransactional:
         if attempt.commit_sent_s is None:
             await self._fail_undelivered(left)
         else:
+            self._is_next_begun = attempt.is_next_begun
             self._ended(attempt.commit_sent_s)
             count_outcome("committed")
 

@@ -1,7 +1,6 @@
 """The audit of a command engine on Spark: each state is the fold of its journal, for all aggregates in one pass.
 
-Records of the state topic and events of the journal are brought together by aggregate. What seems wrong is looked at
-again by the task that found it, because the engine may be at work meanwhile.
+Records of the state topic and events of the journal are brought together by aggregate.
 """
 
 from __future__ import annotations
@@ -14,26 +13,19 @@ import msgspec
 from headrace.engine import (
     AggregateDifference,
     AggregateFold,
-    AggregateValues,
     Engine,
     EngineAudit,
-    EngineAuditor,
     StoredAggregate,
     Suspect,
     difference_of,
-    journal_topic_of,
 )
 from headrace.errors import HeadraceError, Refused
-from headrace.journal import Journal
+from headrace.pipeline.jobs.aggregate_tasks import AggregateTask, SuspectChecks, report_batch_of, reports_of_tasks
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.tables.aggregate_rows import (
     AggregateRows,
     EngineReference,
-    aggregate_frame,
     aggregates_in,
-    in_order,
-    opened_values,
     prepare,
 )
 
@@ -41,9 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["audit_states", "confirmed", "folded"]
-
-_SUSPECTS_AT_ONCE = 10_000
+__all__ = ["audit_states", "folded"]
 
 
 class _Found(msgspec.Struct):
@@ -52,6 +42,12 @@ class _Found(msgspec.Struct):
     aggregates: int = 0
     found: int = 0
     first: list[AggregateDifference] = []
+
+    def add(self, difference: AggregateDifference, limit: int) -> None:
+        """Count a difference, and keep it if it is among the first."""
+        self.found += 1
+        if len(self.first) < limit:
+            self.first.append(difference)
 
 
 def audit_states(
@@ -64,27 +60,21 @@ def audit_states(
     """
     reference = engine if isinstance(engine, EngineReference) else EngineReference.of(engine)
     declared = reference.load()
-    rows = in_order(aggregate_frame(spark, endpoints, declared))
-    reports = rows.mapInArrow(StateAudit(endpoints.pack(), reference, limit), "report binary").collect()
-    found = [msgspec.json.decode(bytes(row.report), type=_Found) for row in reports]
+    reports = reports_of_tasks(spark, endpoints, declared, StateAudit(endpoints.pack(), reference, limit))
+    found = [msgspec.json.decode(report, type=_Found) for report in reports]
     first = sorted((each for report in found for each in report.first), key=lambda each: each.id)
     counts = sum(each.aggregates for each in found), sum(each.found for each in found)
     return EngineAudit(declared.name, *counts, first[:limit])
 
 
-class StateAudit:
-    """Audits the aggregates of a task. It is a class of this module, so that it is pickled by name."""
-
-    def __init__(self, endpoints: str, reference: EngineReference, limit: int) -> None:
-        self._endpoints = endpoints
-        self._reference = reference
-        self._limit = limit
+class StateAudit(AggregateTask):
+    """Audits the aggregates of a task."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the report of a task that has aggregates."""
-        endpoints, engine = Endpoints.unpack(self._endpoints), self._reference.load()
-        values = run(opened_values(endpoints, self._reference, engine))
-        report, suspects = _Found(first=[]), dict[str, Suspect]()
+        endpoints, engine, values = self.opened()
+        report = _Found(first=[])
+        checks = SuspectChecks(endpoints, engine, values, lambda difference: report.add(difference, self._limit))
         for aggregate in aggregates_in(batches):
             fold = folded(engine, aggregate)
             is_there = aggregate.value is not None or isinstance(fold, HeadraceError) or fold.version > 0
@@ -92,26 +82,10 @@ class StateAudit:
             prepare(values, aggregate.value)
             stored = StoredAggregate(aggregate.id, aggregate.value)
             if (difference := difference_of(values, stored, fold)) is not None:
-                suspects[aggregate.id] = Suspect(aggregate.value, difference)
-            if len(suspects) == _SUSPECTS_AT_ONCE:
-                self._confirm(endpoints, engine, values, suspects, report)
-        self._confirm(endpoints, engine, values, suspects, report)
+                checks.add(aggregate.id, Suspect(aggregate.value, difference))
+        checks.end()
         if report.aggregates:
-            yield _batch(report)
-
-    def _confirm(
-        self,
-        endpoints: Endpoints,
-        engine: Engine[Any],
-        values: AggregateValues,
-        suspects: dict[str, Suspect],
-        report: _Found,
-    ) -> None:
-        if suspects:
-            real = run(confirmed(endpoints, engine, values, suspects))
-            report.found += len(real)
-            report.first += real[: self._limit - len(report.first)]
-            suspects.clear()
+            yield report_batch_of(report)
 
 
 def folded(engine: Engine[Any], aggregate: AggregateRows) -> AggregateFold[Any] | HeadraceError:
@@ -123,18 +97,3 @@ def folded(engine: Engine[Any], aggregate: AggregateRows) -> AggregateFold[Any] 
     except Refused as error:
         return error
     return fold
-
-
-async def confirmed(
-    endpoints: Endpoints, engine: Engine[Any], values: AggregateValues, suspects: dict[str, Suspect]
-) -> list[AggregateDifference]:
-    """Return the differences that are real, after another look at state topic and journals."""
-    log, store = await log_of(endpoints), await store_of(endpoints)
-    journal = Journal(log, store, journal_topic_of(engine), cache=None, read_only=True)
-    return await EngineAuditor(log, journal, engine, values).confirmed(suspects)
-
-
-def _batch(report: _Found) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(report)], pa.binary())], names=["report"])

@@ -214,5 +214,6 @@ class RebuildTask:
             partition,
             fenced=self._plan.fenced[partition],
             max_record_bytes=self._plan.max_record_bytes,
+            is_of_all=True,
         )
         return await stack.enter_async_context(rebuild.begun(timeout_s=self._timeout_s))

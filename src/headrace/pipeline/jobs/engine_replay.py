@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.engine import (
+    AggregateDifference,
     AggregateReplay,
     AggregateValues,
     Engine,
     EngineReplay,
     ReplayTally,
-    Suspect,
     add_replay,
     appends_in,
     state_difference,
 )
-from headrace.pipeline.jobs.engine_audit import confirmed
+from headrace.pipeline.jobs.aggregate_tasks import AggregateTask, SuspectChecks, report_batch_of, reports_of_tasks
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import run
 from headrace.pipeline.tables.aggregate_rows import (
     AggregateRows,
     EngineReference,
-    aggregate_frame,
     aggregates_in,
-    in_order,
-    opened_values,
     prepare,
 )
 
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["replay_journals"]
-
-_SUSPECTS_AT_ONCE = 10_000
 
 
 def replay_journals(
@@ -49,52 +44,33 @@ def replay_journals(
     """
     reference = engine if isinstance(engine, EngineReference) else EngineReference.of(engine)
     declared = reference.load()
-    rows = in_order(aggregate_frame(spark, endpoints, declared))
-    reports = rows.mapInArrow(JournalReplay(endpoints.pack(), reference, limit), "report binary").collect()
-    tallies = [msgspec.json.decode(bytes(row.report), type=ReplayTally) for row in reports]
+    reports = reports_of_tasks(spark, endpoints, declared, JournalReplay(endpoints.pack(), reference, limit))
+    tallies = [msgspec.json.decode(report, type=ReplayTally) for report in reports]
     return EngineReplay.of(declared.name, tallies, limit=limit)
 
 
-class JournalReplay:
-    """Replays the aggregates of a task. It is a class of this module, so that it is pickled by name."""
-
-    def __init__(self, endpoints: str, reference: EngineReference, limit: int) -> None:
-        self._endpoints = endpoints
-        self._reference = reference
-        self._limit = limit
+class JournalReplay(AggregateTask):
+    """Replays the aggregates of a task."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the report of a task that has aggregates."""
-        import pyarrow as pa
+        endpoints, engine, values = self.opened()
+        tally = ReplayTally(counts={}, first={})
 
-        endpoints, engine = Endpoints.unpack(self._endpoints), self._reference.load()
-        values = run(opened_values(endpoints, self._reference, engine))
-        tally, suspects = ReplayTally(counts={}, first={}), dict[str, Suspect]()
+        def found(difference: AggregateDifference) -> None:
+            tally.add(state_difference(difference), self._limit)
+
+        checks = SuspectChecks(endpoints, engine, values, found)
         for aggregate in aggregates_in(batches):
             replay = _replayed(engine, values, aggregate)
             if aggregate.value is None and not replay.events:
                 continue  # a record that was deleted
             if (suspect := replay.compare(aggregate.value)) is not None:
-                suspects[aggregate.id] = suspect
+                checks.add(aggregate.id, suspect)
             add_replay(tally, replay, self._limit)
-            if len(suspects) == _SUSPECTS_AT_ONCE:
-                self._confirm(endpoints, engine, values, suspects, tally)
-        self._confirm(endpoints, engine, values, suspects, tally)
+        checks.end()
         if tally.aggregates:
-            yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(tally)], pa.binary())], names=["report"])
-
-    def _confirm(
-        self,
-        endpoints: Endpoints,
-        engine: Engine[Any],
-        values: AggregateValues,
-        suspects: dict[str, Suspect],
-        tally: ReplayTally,
-    ) -> None:
-        if suspects:
-            for difference in run(confirmed(endpoints, engine, values, suspects)):
-                tally.add(state_difference(difference), self._limit)
-            suspects.clear()
+            yield report_batch_of(tally)
 
 
 def _replayed(engine: Engine[Any], values: AggregateValues, aggregate: AggregateRows) -> AggregateReplay[Any]:

@@ -15,38 +15,23 @@ from cassandra import (
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
-from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage, OverloadedErrorMessage, TruncateError
+from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage
 
 from headrace.errors import Forbidden, HeadraceError, OperationFailed, TimedOut, Unreachable
 
-__all__ = ["DRIVER_ERRORS", "explain", "is_transient"]
+__all__ = ["DRIVER_ERRORS", "explain", "is_forbidden"]
 
 DRIVER_ERRORS = (DriverException, NoHostAvailable, ConnectionException, ErrorMessage)
 _NOBODY = (NoHostAvailable, ConnectionException, UnresolvableContactPoints, IsBootstrappingErrorMessage)
-_TRANSIENT = (
-    Timeout,
-    OperationTimedOut,
-    Unavailable,
-    NoHostAvailable,
-    ConnectionException,
-    IsBootstrappingErrorMessage,
-    OverloadedErrorMessage,
-    TruncateError,
-)
 # The driver wraps OpenSSL's error in one that has its text only.
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return True if the same request may succeed a moment later."""
-    return isinstance(error, _TRANSIENT) and not _is_forbidden(error)
 
 
 def explain(
     error: BaseException, address: str, operation: str, *, timeout_s: float, outcome_known: bool
 ) -> HeadraceError:
     """Return the error to raise for `error`, met in `operation`."""
-    if _is_forbidden(error):
+    if is_forbidden(error):
         return Forbidden(operation, _reason(error))
     if isinstance(error, Timeout | OperationTimedOut):
         return TimedOut(operation, timeout_s, outcome_known)
@@ -61,7 +46,8 @@ def explain(
     return OperationFailed(operation, _reason(error), outcome_known or was_refused)
 
 
-def _is_forbidden(error: BaseException) -> bool:
+def is_forbidden(error: BaseException) -> bool:
+    """Return True if the cluster refuses this client, or the client does not trust the cluster."""
     if isinstance(error, NoHostAvailable):
         return any(isinstance(one, AuthenticationFailed) or _UNTRUSTED in str(one) for one in _each(error))
     return isinstance(error, AuthenticationFailed | Unauthorized)

@@ -1,4 +1,4 @@
-"""The session with a cluster, for use from the event loop: encryption, deadlines, limits and retries."""
+"""The session with a cluster, for use from the event loop: encryption, login, limits, statements and their answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from cassandra import ConsistencyLevel
@@ -17,7 +18,6 @@ from cassandra.connection import DefaultEndPoint
 from cassandra.policies import (
     ConstantSpeculativeExecutionPolicy,
     DCAwareRoundRobinPolicy,
-    FallthroughRetryPolicy,
     NoSpeculativeExecutionPolicy,
     TokenAwarePolicy,
 )
@@ -25,11 +25,11 @@ from cassandra.query import tuple_factory
 
 from headrace.config import CassandraStoreSettings
 from headrace.errors import BadArgument, Closed
-from headrace.runtime import Backoff
 from headrace.store.cassandra.address import ClusterAddress
 from headrace.store.cassandra.binding import Binding
-from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
-from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS, RETRIES
+from headrace.store.cassandra.faults import DRIVER_ERRORS, explain
+from headrace.store.cassandra.retries import NEVER_AGAIN, with_retries
+from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
 
 __all__ = ["Completions", "Page", "Row", "Session", "connect", "each_of", "make_cluster", "nodes_by_dc", "tls_context"]
 
@@ -172,9 +172,6 @@ class Completions:
 
 Row = tuple[Any, ...]
 
-_WAITS = Backoff(first_s=0.02, limit_s=1.0)
-_NEVER_AGAIN = FallthroughRetryPolicy()
-
 
 class Page(NamedTuple):
     """Rows, and the start of the next page; None after the last page."""
@@ -291,7 +288,7 @@ class Session:
         """
         statement = self.bind(query, values)
         statement.is_idempotent = False
-        statement.retry_policy = _NEVER_AGAIN
+        statement.retry_policy = NEVER_AGAIN
         request = _Request(operation, statement, is_write=True, is_repeatable=False)
         return (await self._ask(request)).rows[0]
 
@@ -338,20 +335,15 @@ class Session:
         metrics[1].observe(took_s)
 
     async def _until_deadline(self, request: _Request) -> Page:
-        timeout_s = self._settings.request_timeout_s
-        deadline_s = time.monotonic() + timeout_s
-        attempt = 0
-        while True:
-            left_s = deadline_s - time.monotonic()
-            try:
-                return await self._attempt(request, min(left_s, self._settings.attempt_timeout_s))
-            except DRIVER_ERRORS as failure:
-                attempt += 1
-                wait_s = _WAITS.delay_s(attempt)
-                if not (request.is_repeatable and is_transient(failure)) or time.monotonic() + wait_s > deadline_s:
-                    raise self._named(failure, request, timeout_s) from failure
-            RETRIES.labels("cassandra", request.operation).inc()
-            await asyncio.sleep(wait_s)
+        try:
+            return await with_retries(
+                partial(self._attempt, request),
+                self._settings,
+                operation=request.operation,
+                is_repeatable=request.is_repeatable,
+            )
+        except DRIVER_ERRORS as failure:
+            raise self._named(failure, request, self._settings.request_timeout_s) from failure
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Page:
         answer: asyncio.Future[Sequence[Row]] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The partitions that a member of a group owns, updated by rebalances."""
+"""Rebalances: partitions are assigned to a member of a group, revoked from it, or lost; the listener is called."""
 
 from __future__ import annotations
 

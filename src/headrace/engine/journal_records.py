@@ -1,0 +1,58 @@
+"""The records of an engine's journal: the Append of a command's events, and the Purge of an aggregate that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.engine.commands import CommandRequest
+from headrace.engine.decisions import Decision
+from headrace.engine.kept_commands import metadata_of
+from headrace.engine.models import Engine
+from headrace.journal import AppendOptions, json_event_record, new_append
+from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
+from headrace.protocol import Purge, check_events, encode_action
+
+__all__ = ["JournalRecords"]
+
+
+class JournalRecords:
+    """Makes the records of one partition of an engine's journal."""
+
+    def __init__(self, engine: Engine[Any], at: TopicPartition) -> None:
+        self._engine = engine
+        self._at = at
+        self._options = AppendOptions(origin=engine.name)
+
+    def append(self, version: int, request: CommandRequest, decision: Decision, payloads: Sequence[bytes]) -> NewRecord:
+        """Return the record of a decision's events, whose payloads are JSON, behind this version of the aggregate.
+
+        Raises BadArgument for what no record can carry.
+        """
+        tags = [self._engine.tags_of(event) for event in decision.events]
+        if self._is_bare(request) and len(payloads) == 1 and not tags[0] and version < MAX_SEQ_NR:
+            origin = self._engine.name
+            return json_event_record(
+                self._at, request.aggregate, version + 1, payloads[0], origin=origin, expected=version
+            )
+        numbered = [
+            Event(version + n, msgspec.Raw(payload), tags_of)
+            for n, (payload, tags_of) in enumerate(zip(payloads, tags, strict=True), start=1)
+        ]
+        options = self._options
+        if self._engine.keep_commands:
+            options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
+        with_digest = request.command_id is not None
+        new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
+        return new.record(self._at, request.aggregate, expected=version, append_id=request.command_id)
+
+    def purge(self, aggregate: str) -> NewRecord:
+        """Return the record that removes the journal of an aggregate."""
+        headers = encode_action(Purge(origin=self._engine.name))
+        return NewRecord(self._at.topic, aggregate.encode(), None, headers, self._at.partition)
+
+    def _is_bare(self, request: CommandRequest) -> bool:
+        """Return True if the journal keeps nothing of a command but its events."""
+        return request.command_id is None and not self._engine.keep_commands

@@ -1,0 +1,266 @@
+"""Records of topics as input, and what handlers send to other keys: each counts once, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+from tests.keyspace.setting import Place, Served, serving
+
+import headrace
+from headrace.errors import NotEncodable, StateConflict, TransactionFailed
+from headrace.keyspace import App, Context, InputStream, Keyspace, State, StreamContext, consumes, handles, state
+from headrace.keyspace.partition import KeyspacePartition
+from headrace.log import Log
+from headrace.model import NewRecord, Record, TopicConfig
+from headrace.testing.conformance.log_setting import eventually
+
+RUNS: collections.Counter[str] = collections.Counter()
+
+
+@dataclass
+class Count:
+    id: str
+    more: int = 1
+
+
+@dataclass
+class Forward:
+    id: str
+
+
+@dataclass
+class ForwardAll:
+    to: str
+
+
+@dataclass
+class Kick:
+    id: str
+    is_wrong: bool = False
+
+
+class Totals(Keyspace, partitions=2, store="memory"):
+    sums: State[str, int] = state()
+
+    @handles
+    async def count(self, message: Count) -> int:
+        total = (await self.sums.get(message.id) or 0) + message.more
+        await self.sums.put(message.id, total)
+        return total
+
+
+class Senders(Keyspace, partitions=2, store="memory"):
+    done: State[str, int] = state()
+
+    @handles
+    async def forward(self, message: Forward, context: Context) -> int:
+        return int(await context.ask(Totals, Count("asked")))
+
+    @handles(scatter=True)
+    async def forward_all(self, message: ForwardAll, context: Context) -> int:
+        return int(await context.ask(Totals, Count(message.to)))
+
+    @handles
+    async def kick(self, message: Kick, context: Context) -> int:
+        times = (await self.done.get(message.id) or 0) + 1
+        await self.done.put(message.id, times)
+        context.tell(Totals, Count("told", cast("int", "one") if message.is_wrong else 1))
+        return times
+
+
+class Readers(Keyspace, partitions=1, store="memory"):
+    sums: State[str, int] = state()
+
+    @consumes("amounts")
+    async def amount(self, record: Record, context: Context) -> None:
+        await context.ask(Totals, Count("read"))
+        context.tell(Totals, Count("told"))
+        await self.sums.update("all", lambda before: (before or 0) + int(record.value or b"0"))
+
+
+class OtherReaders(Keyspace, partitions=1, store="memory"):
+    seen: State[str, int] = state()
+
+    @consumes("amounts")
+    async def amount(self, record: Record, context: Context) -> None:
+        await context.ask(Totals, Count("read"))
+
+
+class LateReaders(Keyspace, partitions=1, store="memory"):
+    sums: State[str, int] = state()
+
+    @consumes("amounts", start="latest")
+    async def amount(self, record: Record) -> None:
+        await self.sums.update("all", lambda before: (before or 0) + int(record.value or b"0"))
+
+
+class SkippingReaders(Keyspace, partitions=1, store="memory"):
+    sums: State[str, int] = state()
+
+    @consumes("amounts", on_error="skip")
+    async def amount(self, record: Record) -> None:
+        RUNS[(record.key or b"").decode()] += 1
+        if record.value == b"conflict":
+            raise StateConflict("elsewhere", "a key")
+        await self.sums.update("all", lambda before: (before or 0) + int(record.value or b"0"))
+
+
+async def first_stream(record: Record, context: StreamContext) -> None:
+    await context.ask(Totals, Count("streamed"))
+
+
+async def second_stream(record: Record, context: StreamContext) -> None:
+    await context.ask(Totals, Count("streamed"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(f"embedded:{tmp_path / 'log'}", str(tmp_path / "state"))
+
+
+@pytest_asyncio.fixture
+async def log(place: Place) -> AsyncIterator[Log]:
+    async with headrace.connect(settings=place.settings("writer")) as hr:
+        await hr.log.admin.create("amounts", partitions=1, config=TopicConfig())
+        yield hr.log
+
+
+async def write(log: Log, *values: bytes, key: bytes = b"k", topic: str = "amounts", partition: int = 0) -> None:
+    await log.append([NewRecord(topic, key, value, partition=partition) for value in values])
+
+
+async def reaches(served: Served, key: str, wanted: int, kind: type[Keyspace], name: str = "sums") -> None:
+    client = served.headrace.keyspace(kind)
+
+    async def has() -> bool:
+        return bool(await client.get(name, key) == wanted)
+
+    await eventually(has)
+
+
+def owned_partition(served: Served) -> KeyspacePartition:
+    host = served.node._hosting.host(*served.node._hosting.owned()[0])
+    assert isinstance(host, KeyspacePartition)
+    return host
+
+
+async def test_asks_of_requests_with_one_id_are_told_apart(place: Place, log: Log) -> None:
+    """A message's id is that of its key: handlers of other keys, keyspaces, partitions and streams ask on their own."""
+    parts = App(Senders, Readers, OtherReaders, Totals, streams=[_stream(first_stream), _stream(second_stream)])
+    async with headrace.connect(settings=place.settings("a")) as hr, hr.node(parts) as node:
+        served = Served(hr, node, hr.keyspace(Senders))
+        for key in ("x", "y", "x"):
+            await served.client.ask(Forward(key), message_id="1")
+        await served.client.scatter(ForwardAll("scattered"))
+        await write(log, b"1")
+        for key, wanted in (("asked", 2), ("scattered", 2), ("read", 2), ("streamed", 2)):
+            await reaches(served, key, wanted, Totals)
+
+
+def _stream(function: Any) -> InputStream:
+    return InputStream("amounts", function)
+
+
+async def test_what_is_told_elsewhere_leaves_once(place: Place, log: Log) -> None:
+    """Handlers tell keyspaces that this process has never asked; their callers and records are answered once."""
+    async with serving(place, "b", Totals) as others, serving(place, "a", Senders, Readers) as served:
+        assert await served.client.ask(Kick("x")) == 1
+        await write(log, b"1", b"1", b"1")
+        await reaches(served, "all", 3, Readers)
+        await reaches(others, "told", 4, Totals)
+
+
+async def test_a_tell_that_can_not_be_sent_fails_nothing_that_is_committed(
+    place: Place, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost, as a tell may be; what its handler did is done, once, and the caller hears so."""
+    async with serving(place, "a", Senders, Readers, Totals) as served:
+        monkeypatch.setattr(served.node._hosting.router, "_max_tells", 0)
+        assert await served.client.ask(Kick("x")) == 1
+        await write(log, b"1", b"1", b"1")
+        await reaches(served, "all", 3, Readers)
+        await write(log, b"1")
+        await reaches(served, "all", 4, Readers)
+
+
+async def test_a_message_that_can_not_be_told_fails_its_handler(place: Place) -> None:
+    """What is wrong with it is known before the commit: nothing is written."""
+    async with serving(place, "a", Senders, Totals) as served:
+        with pytest.raises(NotEncodable):
+            await served.client.ask(Kick("x", is_wrong=True))
+        assert await served.client.get("done", "x") is None
+
+
+async def test_an_input_that_begins_at_the_end_goes_on_from_there(place: Place, log: Log) -> None:
+    """Records that come while nobody owns the partition are handled by the next owner."""
+    await write(log, b"1000")
+    async with serving(place, "a", LateReaders) as served:
+
+        async def has_begun() -> bool:
+            return owned_partition(served).states.replica("inputs").key_count == 1
+
+        await eventually(has_begun)
+    await write(log, b"1")
+    async with serving(place, "a", LateReaders) as served:
+        await reaches(served, "all", 1, LateReaders)
+
+
+async def test_a_record_is_not_skipped_because_its_commit_failed(place: Place, log: Log) -> None:
+    """Only what its handler raises counts as an attempt."""
+    async with serving(place, "a", SkippingReaders) as served:
+        host = owned_partition(served)
+        commit, failures = host._commit, 0
+
+        async def failing(*arguments: Any) -> None:
+            nonlocal failures
+            failures += 1
+            if failures <= 3:
+                raise TransactionFailed("id", "the log is away")
+            await commit(*arguments)
+
+        host._commit = failing  # type: ignore[method-assign]
+        await write(log, b"5")
+        await reaches(served, "all", 5, SkippingReaders)
+
+
+async def test_a_conflict_that_a_handler_raises_is_an_error_like_any_other(place: Place, log: Log) -> None:
+    """The record is tried three times and passed, and the next one is handled."""
+    async with serving(place, "a", SkippingReaders) as served:
+        await write(log, b"conflict", key=b"poison")
+        await write(log, b"7")
+        await reaches(served, "all", 7, SkippingReaders)
+        assert RUNS["poison"] <= 6  # with those behind it, and alone
+
+
+async def test_a_slow_record_of_one_partition_loses_none_of_another(place: Place, log: Log) -> None:
+    """What comes for other partitions while a stream is at work is handled afterwards."""
+    handled, gate = list[bytes | None](), asyncio.Event()
+
+    async def slow(record: Record, context: StreamContext) -> None:
+        if record.value == b"slow":
+            await gate.wait()
+        handled.append(record.value)
+
+    await log.admin.create("wide", partitions=2, config=TopicConfig())
+    app = App(Totals, streams=[InputStream("wide", slow)])
+    async with headrace.connect(settings=place.settings("a")) as hr, hr.node(app):
+        await write(log, b"slow", topic="wide")
+        for number in range(3):
+            await asyncio.sleep(0.1)
+            await write(log, b"%d" % number, topic="wide", partition=1)
+        await asyncio.sleep(0.2)
+        gate.set()
+        await write(log, b"last", topic="wide", partition=1)
+
+        async def has_all() -> bool:
+            return len(handled) == 5
+
+        await eventually(has_all)
+        assert sorted(filter(None, handled)) == [b"0", b"1", b"2", b"last", b"slow"]
