@@ -380,6 +380,8 @@ async def test_a_token_of_a_file_may_end_with_a_line(market: Market, tmp_path: P
     with pytest.raises(BadArgument, match="token") as refused:
         GatewayClient("http://localhost", token="two words")
     assert "words" not in str(refused.value)
+    with pytest.raises(BadArgument, match="url"):
+        GatewayClient("localhost:8080")
 
 
 async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
