@@ -123,3 +123,31 @@ async def test_a_journal_without_commands_is_replayed_without_decisions(setting:
     await node.send("a", Deposit(50))
     found = await replayed(setting, store, later_bank(bank.name), "a")
     assert (found.is_same, found.events, found.commands) == (True, 1, 0)
+
+
+async def test_code_that_makes_events_which_can_not_be_written_is_reported(
+    setting: EngineSetting, store: Store
+) -> None:
+    """A decision or an upcaster whose event has wrong fields is one difference; the other aggregates are replayed."""
+    name = await kept_bank(setting)
+    careless: Engine[Account] = Engine(name, state=Account, partitions=1, keep_commands=True)
+
+    @careless.command
+    def deposit(account: Account | None, command: Deposit) -> Deposited:
+        return Deposited(command.amount if command.amount == 1 else "many")  # type: ignore[arg-type]
+
+    @careless.command
+    def withdraw(account: Account | None, command: Withdraw) -> Withdrawn:
+        return Withdrawn(command.amount)
+
+    @careless.event
+    def applied(account: Account | None, event: Deposited | Withdrawn) -> Account:
+        amount = 0 if isinstance(event.amount, str) else event.amount
+        return Account((account.balance if account else 0) + (amount if isinstance(event, Deposited) else -amount))
+
+    found = await replayed(setting, store, careless, "a", "b")
+    assert (found.aggregates, found.commands, found.counts) == (2, 4, {"decision": 1})
+    assert "can't be written" in found.first["decision"][0].now[0]["failed"]
+    careless.upcast("Withdrawn")(lambda data: Withdrawn("many"))  # type: ignore[arg-type]
+    found = await replayed(setting, store, careless, "a", "b")
+    assert (found.aggregates, found.counts["upcast"], found.counts["state"]) == (2, 2, 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.engine import Engine, OldEvent
-from headrace.errors import BadArgument, NotReadable, UpcastFailed
+from headrace.engine import Engine, EngineClient, Failed, OldEvent
+from headrace.engine.commands import Answer, SuccessReply, encode_answer
+from headrace.errors import BadArgument, NotReadable, NotStorable, ReplyNotReadable, UpcastFailed
+from headrace.state import BatchName
 from headrace.testing.engines import EngineHarness
 
 
@@ -88,6 +91,9 @@ def test_an_upcaster_that_fails_says_which_event() -> None:
         engine.events.events_of({"type": "Paid", "version": 4, "data": {}})
     engine.upcast("Odd")(lambda data: 5)
     engine.upcast("Circle")(lambda data: OldEvent("Circle", data))
+    engine.upcast("Nameless")(lambda data: OldEvent(["Paid"], data))  # type: ignore[arg-type]
+    with pytest.raises(UpcastFailed, match="whose name is to be a text"):
+        engine.events.events_of({"type": "Nameless", "data": {}})
     with pytest.raises(UpcastFailed, match="this is of type int"):
         engine.events.events_of({"type": "Odd", "data": {}})
     with pytest.raises(UpcastFailed, match="after 100 upcasters"):
@@ -96,6 +102,62 @@ def test_an_upcaster_that_fails_says_which_event() -> None:
         engine.upcast("Odd")(lambda data: None)
     with pytest.raises(BadArgument, match="the first version"):
         engine.upcast("Odd", version=0)(lambda data: None)
+
+
+@dataclass
+class Checked:
+    """An event that checks itself, with an error of its own kind."""
+
+    cents: int
+
+    def __post_init__(self) -> None:
+        if self.cents < 0:
+            raise KeyError("no such sum")
+
+
+def test_an_event_that_its_own_class_refuses_is_not_readable() -> None:
+    """Whatever a class raises when it is made from its fields is an error that names the event."""
+    engine: Engine[Wallet] = Engine("wallets", state=Wallet)
+    engine.events.add(Checked)
+    with pytest.raises(NotReadable, match="KeyError: 'no such sum'"):
+        engine.events.events_of({"type": "Checked", "data": {"cents": -1}})
+    event = Checked(1)
+    event.cents = -1
+    with pytest.raises(NotStorable, match="no such sum"):
+        engine.events.payload(event)
+
+
+class Answering:
+    """The way to an owner that has done the command, and answers as its own program does."""
+
+    def __init__(self, payload: dict[str, Any], state: bytes = b'{"cents":1}') -> None:
+        reply = SuccessReply(1, state, msgspec.json.encode([payload]))
+        self._answer = encode_answer(Answer(reply, BatchName(1, 1)))
+
+    def partition(self, group: str, key: bytes) -> int:
+        return 0
+
+    async def ask(self, group: str, key: bytes, payload: bytes, **options: Any) -> bytes:
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("payload", "state"),
+    [
+        ({"type": "Paid", "version": 9, "data": {}}, b"{}"),
+        ({"type": "Unheard", "data": {}}, b"{}"),
+        ({"type": "Paid", "version": 3, "data": {"cents": 1, "currency": "EUR"}}, b'{"cents":"many"}'),
+    ],
+)
+async def test_a_reply_that_the_caller_can_not_read_does_not_seem_undone(payload: dict[str, Any], state: bytes) -> None:
+    """N12: the command was done by a node with a newer program; the caller's error says that it may have been."""
+    engine = wallet_engine()
+    client = EngineClient(engine, lambda: Answering(payload, state))
+    result = await client.aggregate("w").try_send(Pay(1))
+    assert isinstance(result, Failed)
+    assert not result.outcome_known
+    with pytest.raises(ReplyNotReadable, match="a command for 'w' of engine 'wallets' was handled"):
+        await client.aggregate("w").send(Pay(1))
 
 
 async def test_a_journal_holds_the_version_and_is_read_through_upcasters() -> None:

@@ -25,9 +25,10 @@ from headrace.engine.commands import (
 from headrace.engine.models import Engine
 from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
-from headrace.errors import HeadraceError, UnknownCommand
+from headrace.errors import HeadraceError, ReplyNotReadable, UnknownCommand
 from headrace.model import ConsistencyToken
 from headrace.observe import inject, is_traced, span
+from headrace.runtime import error_text
 from headrace.serde import Registry
 from headrace.state import BatchName, PlainValues, ValueCodec
 
@@ -69,7 +70,7 @@ class EngineClient(Generic[S]):
         return Aggregate(self, check_aggregate_id(aggregate_id))
 
     async def send(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
-        """Send a request. Raises what the engine or the way to it raises."""
+        """Send a request. Raises what the engine or the way to it raises, and ReplyNotReadable."""
         check_request(request)
         if not self._is_open:
             await self._open()
@@ -85,6 +86,14 @@ class EngineClient(Generic[S]):
         finally:
             self._route_times.observe(time.perf_counter() - began_s)
         self._learn(partition, answer.since)
+        try:
+            return await self._result(answer)
+        except Exception as error:  # an old event that can't be upcast here, a state of another version
+            what = f"a command for {request.aggregate!r} of engine {self.engine.name!r}"
+            raise ReplyNotReadable(what, error_text(error)) from error
+
+    async def _result(self, answer: Answer) -> CommandResult[S]:
+        """Return the result in an answer."""
         if not self._is_plain and (state := getattr(answer.reply, "state", None)) is not None:
             await self._codec.prepare(state)
         return result_of(
@@ -195,7 +204,7 @@ class Aggregate(Generic[S]):
         self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
     ) -> Success[S]:
         """Apply events that were decided on elsewhere, without a command handler."""
-        payloads = [self._engine.events.payload(event) for event in events]
+        payloads = [self._engine.events.payload(event, is_sorted=True) for event in events]
         request = CommandRequest(
             aggregate=self.id,
             kind="events",

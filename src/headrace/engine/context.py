@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -10,7 +10,7 @@ from headrace.engine.commands import check_aggregate_id
 from headrace.engine.models import Engine
 from headrace.engine.results import Reject
 from headrace.engine.timers import Timer, Timers, check_timer_name, due_at_ms, replaced
-from headrace.errors import BadArgument, ContextEnded, UnknownCommand
+from headrace.errors import BadArgument, ContextEnded, NotStorable, UnknownCommand
 from headrace.model import NewRecord
 from headrace.state import Duration
 
@@ -44,12 +44,14 @@ class CommandContext(Generic[S]):
         "_had_state",
         "_has_ended",
         "_set_here",
+        "_state",
+        "_state_of",
         "aggregate",
         "command_id",
         "events",
         "now_ms",
         "outputs",
-        "state",
+        "payloads",
         "timers",
         "value",
         "version",
@@ -59,8 +61,9 @@ class CommandContext(Generic[S]):
         self,
         engine: Engine[S],
         aggregate: str,
-        state: S | None,
+        state_of: Callable[[], S | None],
         *,
+        had_state: bool,
         version: int,
         command_id: str | None,
         now_ms: int,
@@ -70,22 +73,38 @@ class CommandContext(Generic[S]):
         self.version = version
         self.command_id = command_id
         self.now_ms = now_ms
-        self.state = state
         self.events: list[Any] = []
+        # What each event was when it was persisted: later changes of the object would not be in the state.
+        self.payloads: list[bytes | NotStorable] = []
         self.outputs: list[NewRecord] = []
         self.value: Any = None
         self.timers = timers
         self._engine = engine
-        self._had_state = state is not None
+        self._had_state = had_state
+        self._state_of: Callable[[], S | None] | None = state_of
+        self._state: S | None = None
         self._set_here: tuple[str, ...] = ()
         self._has_ended = False
+
+    @property
+    def state(self) -> S | None:
+        """The aggregate's state, with the events so far: an object of its own, not the one that the handler got."""
+        if self._state_of is not None:
+            self._state, self._state_of = self._state_of(), None
+        return self._state
+
+    @state.setter
+    def state(self, state: S | None) -> None:
+        self._state, self._state_of = state, None
 
     def persist(self, *events: Any) -> S | None:  # noqa: ANN401
         """Add events to the aggregate's journal; return the state after them."""
         self._check_running("persist")
         for event in events:
+            payload = self._payload(event)
             self.state = self._applied(event)
             self.events.append(event)
+            self.payloads.append(payload)
         return self.state
 
     def persist_to(
@@ -149,9 +168,13 @@ class CommandContext(Generic[S]):
         had, self.timers = len(left) < len(self.timers), left
         return had
 
+    def state_left(self) -> S | None:
+        """Return the state that this run has made; None also if it has made none, and the stored one stays."""
+        return None if self._engine.journal_topic is not None and not self.events else self.state
+
     def timers_left(self) -> Timers:
         """Return the timers after this run. An aggregate that goes takes its earlier timers along."""
-        if self._had_state and self.state is None:
+        if self._had_state and self._state_of is None and self._state is None:
             return tuple(each for each in self.timers if each.name in self._set_here)
         return self.timers
 
@@ -173,6 +196,12 @@ class CommandContext(Generic[S]):
         if self._has_ended:
             what = f"the handler of a command for {self.aggregate!r} of engine {self._engine.name!r}"
             raise ContextEnded(what, f"context.{call}")
+
+    def _payload(self, event: Any) -> bytes | NotStorable:  # noqa: ANN401
+        try:
+            return self._engine.events.payload_json(event)
+        except NotStorable as error:
+            return error  # the command fails when it is to be written
 
     def _applied(self, event: Any) -> S | None:  # noqa: ANN401
         try:

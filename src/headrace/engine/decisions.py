@@ -8,7 +8,7 @@ from headrace.engine.commands import CommandReply
 from headrace.engine.context import CommandContext
 from headrace.engine.results import Reject
 from headrace.engine.timers import Cancel, Schedule, Timers
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotStorable
 from headrace.model import NewRecord
 
 __all__ = ["Decision", "Repeated", "decision_of"]
@@ -21,7 +21,10 @@ class Repeated(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay."""
+    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay.
+
+    `state` counts where there are events, or no journal. `payloads` are the events as they were persisted.
+    """
 
     state: Any = None
     events: tuple[Any, ...] = ()
@@ -31,6 +34,7 @@ class Decision(NamedTuple):
     error: HeadraceError | None = None
     now_ms: int = 0
     timers: Timers | None = None
+    payloads: tuple[bytes | NotStorable, ...] = ()
 
 
 def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
@@ -54,12 +58,13 @@ def decision_of(context: CommandContext[Any], returned: Any) -> Decision:  # noq
             _do(context, each)
     context.end()
     return Decision(
-        context.state,
+        context.state_left(),
         tuple(context.events),
         tuple(context.outputs),
         context.value,
         now_ms=context.now_ms,
         timers=context.timers_left(),
+        payloads=tuple(context.payloads),
     )
 
 

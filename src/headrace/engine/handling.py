@@ -8,7 +8,7 @@ itself may wait for something.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ from headrace.errors import (
     CommandTooLarge,
     CommandTooLate,
     NotReadable,
+    NotStorable,
     UnknownCommand,
     WrongVersion,
 )
@@ -63,6 +64,8 @@ _NO_EVENTS = b"[]"
 # What a reply takes at most besides its state, its events and its value.
 _REPLY_OVERHEAD_BYTES = 128
 _REASON_AT_MOST = 500
+# States that no handler can change in place.
+_UNCHANGEABLE = (bool, bytes, float, int, str)
 
 
 class RecordLimits(NamedTuple):
@@ -156,7 +159,8 @@ class CommandHandling(Generic[S]):
             context = CommandContext(
                 self.engine,
                 request.aggregate,
-                state,
+                self._own_state(record, state),
+                had_state=state is not None,
                 version=version,
                 command_id=request.command_id,
                 now_ms=now_ms,
@@ -245,6 +249,15 @@ class CommandHandling(Generic[S]):
         state: S = self.values.inner.decode(record.state)
         return state
 
+    def _own_state(self, record: AggregateRecord | None, state: S | None) -> Callable[[], S | None]:
+        """Return what gives the state that events are applied to: what the handler does to its own does not count.
+
+        Without a journal the handler says what the state is, and may change the object that it got.
+        """
+        if self._journal is None or state is None or isinstance(state, _UNCHANGEABLE):
+            return lambda: state
+        return lambda: self._state_of(record)
+
     def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
         """Call the handler, and return what it returns."""
         if request.is_events:
@@ -287,8 +300,10 @@ class CommandHandling(Generic[S]):
             raise decision.error
         if decision.reject is not None:
             return _Change(base, rejected_reply(base.version, decision.reject))
-        payloads = [self.engine.events.payload_json(event) for event in decision.events]
-        state = self.values.inner.encode(decision.state) if decision.state is not None else None
+        payloads = _written(decision)
+        state = base.state
+        if payloads or self._journal is None:
+            state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
         if decision.timers is not None and decision.timers != base.timers:
             record = msgspec.structs.replace(record, timers=decision.timers)
@@ -384,3 +399,13 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
+
+
+def _written(decision: Decision) -> list[bytes]:
+    """Return the events as the journal gets them. Raises NotStorable."""
+    payloads = []
+    for each in decision.payloads:
+        if isinstance(each, NotStorable):
+            raise each
+        payloads.append(each)
+    return payloads

@@ -234,7 +234,7 @@ class EnginePartition(Generic[S]):
             request = msgspec.structs.replace(request, since=None)
         self._arrivals += 1
         timeout_s = max(0.0, deadline_s - self._loop.time())
-        done = self._loop.create_future()
+        done: asyncio.Future[Answer] = self._loop.create_future()
         command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, done, attempt, is_alone=attempt > 1)
         self._queue.add(command)
         if not self._queue.is_begun:

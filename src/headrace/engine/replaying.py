@@ -19,7 +19,7 @@ from headrace.engine.handling import CommandHandling, RecordLimits
 from headrace.engine.kept_commands import KeptCommand, command_in
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
-from headrace.errors import HeadraceError, Refused
+from headrace.errors import HeadraceError, NotStorable, Refused
 from headrace.log import Log
 from headrace.model import StoredEvent
 from headrace.serde import Registry
@@ -143,9 +143,7 @@ class AggregateReplay(Generic[S]):
                 continue
             made += now
             if self._engine.events.is_upcast(event.payload):
-                self._differs(
-                    "upcast", event.seq_nr, event.payload, [self._engine.events.payload(each) for each in now]
-                )
+                self._differs("upcast", event.seq_nr, event.payload, [_shown_event(self._engine, each) for each in now])
         return None if self._is_broken else made
 
     async def decide(self, append: Sequence[StoredEvent], kept: KeptCommand) -> None:
@@ -156,7 +154,7 @@ class AggregateReplay(Generic[S]):
             return
         self.commands += 1
         decision = await self._handling.decide(before, kept.request(self.aggregate), now_ms=kept.now_ms)
-        stored, now = [self._engine.events.payload(each) for each in events], _made(self._engine, decision)
+        stored, now = [_shown_event(self._engine, each) for each in events], _made(self._engine, decision)
         if stored != now:
             self._differs("decision", append[0].seq_nr, stored, now, f"command {kept.type}")
 
@@ -245,7 +243,15 @@ def _made(engine: Engine[Any], decision: Decision) -> Any:  # noqa: ANN401
         return {"failed": str(decision.error)}
     if decision.reject is not None:
         return {"rejected": decision.reject.code}
-    return [engine.events.payload(each) for each in decision.events]
+    return [_shown_event(engine, each) for each in decision.events]
+
+
+def _shown_event(engine: Engine[Any], event: Any) -> Any:  # noqa: ANN401
+    """Return an event as it is compared and shown; of one that could not be written, the reason."""
+    try:
+        return engine.events.payload(event, is_sorted=True)
+    except NotStorable as error:
+        return {"failed": str(error)}
 
 
 def _order(difference: ReplayDifference) -> tuple[str, int]:

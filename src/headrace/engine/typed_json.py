@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.protocol import check_finite
+from headrace.runtime import error_text
 
 __all__ = ["TypedJson"]
 
@@ -21,7 +22,7 @@ def _encode_sorted(value: Any) -> bytes:  # noqa: ANN401
     try:
         return _sorted_encode(value)
     except TypeError:  # the sorted form needs keys that are texts
-        return _sorted_encode(msgspec.to_builtins(value, str_keys=True))
+        return _sorted_encode(_sorted_builtins(value))
 
 
 class TypedJson:
@@ -56,9 +57,12 @@ class TypedJson:
         self._decoders[kind.__name__] = msgspec.json.Decoder(kind)
         self._heads[kind.__name__] = b'{"type":' + msgspec.json.encode(kind.__name__) + b',"data":'
 
-    def payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        """Return the value as an event's payload in a journal. Raises NotStorable."""
-        return {"type": type(value).__name__, "data": self._builtins(value)}
+    def payload(self, value: Any, *, is_sorted: bool = False) -> Mapping[str, Any]:  # noqa: ANN401
+        """Return the value as an event's payload in a journal; sorted ones of equal events are equal bytes.
+
+        Raises NotStorable.
+        """
+        return {"type": type(value).__name__, "data": self._builtins(value, is_sorted=is_sorted)}
 
     def of_payload(self, payload: Any) -> Any:  # noqa: ANN401
         """Return the value of a payload. Raises NotReadable."""
@@ -86,6 +90,10 @@ class TypedJson:
             return self._value(name, msgspec.json.decode(data)) if decoder is None else decoder.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise NotReadable(f"the {self._what}", name, str(error)) from error
+        except NotReadable:
+            raise
+        except Exception as error:  # the class itself may check its fields, and raise anything
+            raise NotReadable(f"the {self._what}", name, error_text(error)) from error
 
     def kinds(self, names: Iterable[str]) -> list[type]:
         """Return the classes of these names that are known."""
@@ -100,16 +108,16 @@ class TypedJson:
                 decoder.decode(data)
             if b"null" in data:
                 check_finite(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except Exception as error:  # the class itself may check its fields, and raise anything
             raise self._not_storable(value, error) from error
         return data
 
-    def _builtins(self, value: Any) -> Any:  # noqa: ANN401
+    def _builtins(self, value: Any, *, is_sorted: bool = False) -> Any:  # noqa: ANN401
         """Return the value as plain objects that can be read back: a dataclass does not check its fields itself."""
         try:
-            builtins = msgspec.to_builtins(value, str_keys=True)
+            builtins = _sorted_builtins(value) if is_sorted else msgspec.to_builtins(value, str_keys=True)
             msgspec.convert(builtins, self._kinds.get(type(value).__name__, Any), str_keys=True)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except Exception as error:  # the class itself may check its fields, and raise anything
             raise self._not_storable(value, error) from error
         return builtins
 
@@ -124,3 +132,13 @@ class TypedJson:
             return msgspec.convert(data, kind, str_keys=True)
         except msgspec.ValidationError as error:
             raise NotReadable(f"the {self._what}", str(name), str(error)) from error
+        except Exception as error:  # the class itself may check its fields, and raise anything
+            raise NotReadable(f"the {self._what}", str(name), error_text(error)) from error
+
+
+def _sorted_builtins(value: Any) -> Any:  # noqa: ANN401
+    """Return the value as plain objects. Sets are sorted, which have another order in each process, if they can be."""
+    try:
+        return msgspec.to_builtins(value, str_keys=True, order="deterministic")
+    except TypeError:  # a set of things that have no order
+        return msgspec.to_builtins(value, str_keys=True)

@@ -75,9 +75,9 @@ class EventJson(TypedJson):
             return 1
         return 1 + max((version for of, version in self._upcasters if of == name), default=0)
 
-    def payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    def payload(self, value: Any, *, is_sorted: bool = False) -> Mapping[str, Any]:  # noqa: ANN401
         """Return the event as its payload in a journal. Raises NotStorable."""
-        payload, version = super().payload(value), self.version_of(type(value).__name__)
+        payload, version = super().payload(value, is_sorted=is_sorted), self.version_of(type(value).__name__)
         return payload if version == 1 else {**payload, "version": version}
 
     def payload_json(self, value: Any) -> bytes:  # noqa: ANN401
@@ -140,6 +140,9 @@ class EventJson(TypedJson):
     def _next(self, old: OldEvent, made: Any, place: str, steps: int) -> Iterator[Any]:  # noqa: ANN401
         """Yield the events of what an upcaster returned: fields of the next version, an old event, or an event."""
         if isinstance(made, OldEvent):
+            if not isinstance(made.name, str) or type(made.version) is not int:
+                reason = f"it returns {made!r:.60}, whose name is to be a text and whose version a number"
+                raise self._failed(old, place, reason)
             yield from self._upcast(made, place, steps)
         elif isinstance(made, Mapping):
             yield from self._upcast(OldEvent(old.name, made, old.version + 1), place, steps)

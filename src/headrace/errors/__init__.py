@@ -90,6 +90,7 @@
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
     │   ├── CommandExpired          a command's deadline passed before it was handled
     │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
+    │   ├── ReplyNotReadable        it was handled, and the caller can't read the reply
     │   ├── Busy                    as many requests are in flight as may be
     │   ├── GatewaySuspended        partitions that requests need have no owner
     │   ├── GatewayUnavailable      the gateway can't answer its client now
@@ -170,6 +171,7 @@ from headrace.errors.engines import (
     OutcomeUnknown,
     RebuildRefused,
     RejectedCommand,
+    ReplyNotReadable,
     UnknownCommand,
     UpcastFailed,
     WrongEngineTopic,
@@ -408,6 +410,7 @@ __all__ = [
     "ReplayTooOld",
     "ReplicationStalled",
     "ReplyNotKept",
+    "ReplyNotReadable",
     "RequestFailed",
     "RetentionTooLong",
     "ServiceFailed",

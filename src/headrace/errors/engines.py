@@ -18,6 +18,7 @@ __all__ = [
     "OutcomeUnknown",
     "RebuildRefused",
     "RejectedCommand",
+    "ReplyNotReadable",
     "UnknownCommand",
     "UpcastFailed",
     "WrongEngineTopic",
@@ -197,6 +198,19 @@ class OutcomeUnknown(Unavailable):
     says: ClassVar[str] = (
         "a command for {aggregate!r} of engine {engine!r} may or may not have been done: {reason}; "
         "send it again with the same command id, or look at the aggregate"
+    )
+
+
+@dataclass(eq=False)
+class ReplyNotReadable(Unavailable):
+    """A command or a message was answered, and the caller can't read the answer: most likely it was done."""
+
+    what: str
+    reason: str
+    outcome_known: bool = False
+    says: ClassVar[str] = (
+        "{what} was handled, and its reply can't be read here: {reason}; it may have been done. Look at what became of "
+        "it, and see that this program has the classes and upcasters of the node that answered"
     )
 
 

@@ -10,7 +10,16 @@ import msgspec
 from starlette.responses import Response
 
 from headrace.engine import EngineClient, Rejected, Success
-from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
+from headrace.errors import (
+    BadArgument,
+    NotFound,
+    NotReadable,
+    NotStorable,
+    PreconditionFailed,
+    RejectedCommand,
+    ReplyNotReadable,
+    WrongVersion,
+)
 from headrace.gateway.etags import etag_of, has_version
 from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse
 from headrace.gateway.routes import (
@@ -22,9 +31,12 @@ from headrace.gateway.routes import (
     RouteAnswer,
     RouteParameter,
 )
+from headrace.observe import get_logger
 from headrace.protocol import check_text
 
 __all__ = ["EngineRoutes"]
+
+_logger = get_logger(__name__)
 
 _GROUP = "Engines"
 _ONE = "/engines/{engine}/{id}"
@@ -147,11 +159,25 @@ def _expected_of(request: GatewayRequest) -> int | None:
 
 
 def _as_json(client: EngineClient[Any], result: Success[Any]) -> dict[str, Any]:
+    """Return a success. Raises ReplyNotReadable for events that an upcaster made wrongly: the command was done."""
+    try:
+        events = [client.engine.events.payload(event) for event in result.events]
+    except NotStorable as error:
+        raise ReplyNotReadable(f"a command of engine {client.engine.name!r}", str(error)) from error
     return {
         "version": result.version,
-        "state": msgspec.to_builtins(result.state),
-        "events": [client.engine.events.payload(event) for event in result.events],
+        "state": _shown_state(result.state),
+        "events": events,
         "value": msgspec.to_builtins(result.value),
         "since": result.since,
         "is_repeated": result.is_repeated,
     }
+
+
+def _shown_state(state: object) -> Any:  # noqa: ANN401 - what JSON can carry
+    """Return the state; None for one that JSON can't carry: the command was done all the same."""
+    try:
+        return msgspec.to_builtins(state)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        _logger.warning("a reply leaves out what JSON can't carry", kind=type(state).__name__, error=str(error))
+        return None

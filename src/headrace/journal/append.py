@@ -193,8 +193,7 @@ def json_event_record(
     value = encode_json_payload(seq_nr, payload)
     check_size("events", len(value), MAX_VALUE_BYTES)
     headers = append_headers(seq_nr, seq_nr, "json", origin, None, expected)
-    trace = inject()
-    return NewRecord(at.topic, id_.encode(), value, headers + trace if trace else headers, at.partition)
+    return NewRecord(at.topic, id_.encode(), value, with_trace_context(headers), at.partition)
 
 
 def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:

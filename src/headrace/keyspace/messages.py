@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.errors import AskCycle, BadArgument, NotStorable
+from headrace.errors import AskCycle, BadArgument, NotStorable, ReplyNotReadable
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.model import ConsistencyToken, TokenPlace
 from headrace.observe import inject
+from headrace.runtime import error_text
 from headrace.serde import Registry
 from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
 
@@ -285,10 +286,13 @@ class MessageCodecs:
         return b"\x01" + codecs.reply.encode(reply)
 
     async def reply(self, handler: HandlerSpec, data: bytes) -> Any:  # noqa: ANN401
-        """Return the reply."""
+        """Return the reply. Raises ReplyNotReadable."""
         if not data:
             return None
-        return await _decoded(self._codecs[handler.message.__name__].reply, data[1:])
+        try:
+            return await _decoded(self._codecs[handler.message.__name__].reply, data[1:])
+        except Exception as error:  # the other side has another version of the class
+            raise ReplyNotReadable(f"message {handler.message.__name__}", error_text(error)) from error
 
     async def _codec(self, kind: Any, subject: str) -> ValueCodec[Any]:  # noqa: ANN401
         plain = (types.NoneType, bool, float, int, tuple, set)

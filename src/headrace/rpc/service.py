@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.access import Caller
 from headrace.engine import EngineClient, Failed, Rejected, Success
-from headrace.errors import BadArgument, HeadraceError, NotFound, NotReadable, TimedOut
+from headrace.errors import BadArgument, HeadraceError, NotFound, NotReadable, NotStorable, ReplyNotReadable, TimedOut
 from headrace.model import combine_tokens
 from headrace.observe import get_logger
 from headrace.rpc.messages import (
@@ -54,7 +54,7 @@ class EngineCalls:
         )
         match result:
             case Success():
-                return SendReplyMessage(success=_success_message(client, result), token=result.token)
+                return _success_reply(client, result)
             case Rejected():
                 return SendReplyMessage(rejected=_rejected_message(result), token=result.token)
             case Failed():
@@ -116,8 +116,19 @@ def _positive(timeout_s: float) -> float:
     return timeout_s
 
 
+def _success_reply(client: EngineClient[Any], result: Success[Any]) -> Any:  # noqa: ANN401 - a message
+    try:
+        return SendReplyMessage(success=_success_message(client, result), token=result.token)
+    except ReplyNotReadable as error:
+        return SendReplyMessage(failed=_failure(error), token=result.token)
+
+
 def _success_message(client: EngineClient[Any], result: Success[Any]) -> Any:  # noqa: ANN401 - a message
-    payloads = [client.engine.events.payload(event) for event in result.events]
+    """Return a success. Raises ReplyNotReadable for events that an upcaster made wrongly: the command was done."""
+    try:
+        payloads = [client.engine.events.payload(event) for event in result.events]
+    except NotStorable as error:
+        raise ReplyNotReadable(f"a command of engine {client.engine.name!r}", str(error)) from error
     return SuccessMessage(
         version=result.version,
         state=_json(result.state),
