@@ -229,7 +229,8 @@ async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market
             await client.publish("accounts", 7, {})  # type: ignore[arg-type]
         deltas = client.state("sums", "totals").subscribe("poison", deltas=True, apply_delta=unusable)
         await anext(deltas)
-        await market.sums.ask(Add("poison", 1))
+        for _ in range(3):
+            await market.sums.ask(Add("poison", 1))
         with pytest.raises(LookupError, match="of the program"):
             await anext(deltas)
         await market.accounts.ask(Deposit("bystander", 3))
@@ -380,6 +381,8 @@ async def test_a_token_of_a_file_may_end_with_a_line(market: Market, tmp_path: P
     with pytest.raises(BadArgument, match="token") as refused:
         GatewayClient("http://localhost", token="two words")
     assert "words" not in str(refused.value)
+    with pytest.raises(BadArgument, match="url"):
+        GatewayClient("localhost:8080")
 
 
 async def test_names_of_dots_lead_to_themselves(market: Market) -> None:

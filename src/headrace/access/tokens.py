@@ -72,7 +72,7 @@ class JsonWebKeys:
         if self._failure is not None and self._now_s() - self._failure[0] < _RETRY_FAILED_S:
             raise self._failure[1]  # requests that wait for an issuer that is away must not queue up
         try:
-            async with asyncio.timeout(2 * self._timeout_s):  # for the connection and the answer
+            async with asyncio.timeout(self._timeout_s):
                 self._keys = await asyncio.to_thread(_keys_at, self._where, self._timeout_s)
         except Exception as error:  # whatever is answered there instead of keys: the last ones stay
             if not self._keys:

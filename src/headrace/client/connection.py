@@ -306,12 +306,17 @@ class ClientConnection:
                 self._broken(frame.id if isinstance(frame, SocketFrame) else frame.get("id"), error)
 
     def _broken(self, number: int | None, error: Exception) -> None:
-        """End the one subscription whose frame can't be taken in. Raises the error if it is not known which."""
-        subscription = None if number is None else self._subscriptions.get(number)
-        if subscription is None:
+        """End the one subscription or message whose frame can't be taken in; one that has ended already is over.
+
+        Raises the error if it is not known which.
+        """
+        if number is None:
             raise error
-        self.remove(subscription.number)
-        subscription.end(error)
+        self._answer(number, lambda reply: reply.set_exception(error))
+        subscription = self._subscriptions.get(number)
+        if subscription is not None:
+            self.remove(number)
+            subscription.end(error)
 
     def _dispatch(self, frame: dict[str, Any]) -> None:
         number = frame["id"]
