@@ -51,6 +51,7 @@ _ERROR_HEADER = "headrace.error"
 _PLACE_HEADER = "headrace.place"
 
 _REASON_AT_MOST = 2000
+_MESSAGE_AT_MOST = 500
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -139,16 +140,29 @@ def place_of(record: Record) -> str:
 
 
 def reply_record(message: TopicCommandMessage, record: Record, reply: CommandReply, limit_bytes: int) -> NewRecord:
-    """Return the reply to a command, for the topic that it named; without events and value if it would be too large."""
+    """Return the reply to a command, for the topic that it named.
+
+    If it would be too large it tells what happened and no more: no events and no value, or no details.
+    """
     headers: list[tuple[str, bytes | None]] = [(_IN_REPLY_TO_HEADER, place_of(record).encode())]
     if message.command_id is not None:
         headers.append((COMMAND_ID_HEADER, message.command_id.encode()))
     if message.correlation_id is not None:
         headers.append((CORRELATION_HEADER, message.correlation_id))
     value = _reply_value(reply)
-    if len(value) > limit_bytes - 2 * _REASON_AT_MOST and isinstance(reply, SuccessReply):
-        value = _reply_value(SuccessReply(reply.version, None, b"[]", is_kept=False))
+    if len(value) > limit_bytes - 2 * _REASON_AT_MOST:
+        value = _reply_value(_shortened(reply))
     return NewRecord(message.reply_to or "", message.aggregate.encode(), value, tuple(headers))
+
+
+def _shortened(reply: CommandReply) -> CommandReply:
+    match reply:
+        case SuccessReply():
+            return SuccessReply(reply.version, None, b"[]", is_kept=False)
+        case RejectedReply():
+            return RejectedReply(reply.version, reply.code, reply.message[:_MESSAGE_AT_MOST], b"{}")
+        case FailedReply():
+            return reply
 
 
 def _reply_value(reply: CommandReply) -> bytes:
