@@ -1,14 +1,15 @@
-"""Whether a request that failed is sent again: pure decisions."""
+"""Whether a request that failed is sent again, and what its caller hears otherwise: pure decisions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.errors import HeadraceError, NotPartitionOwner, Unavailable
+from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, TimedOut, Unavailable, Unreachable
 from headrace.runtime import Backoff
 
-__all__ = ["Attempts", "RetryVerdict", "Trail", "judge"]
+__all__ = ["Attempts", "RetryVerdict", "Trail", "explain", "judge", "not_ours", "out_of_time"]
 
 _BACKOFF = Backoff(first_s=0.01, factor=1.6, limit_s=0.2, jitter=0.5)
 
@@ -67,3 +68,24 @@ def judge(error: HeadraceError, *, is_repeatable: bool) -> RetryVerdict:
         return RetryVerdict(retries=False, is_unknown=not getattr(error, "outcome_known", True))
     is_unknown = not error.outcome_known
     return RetryVerdict(retries=is_repeatable or not is_unknown, is_unknown=is_unknown)
+
+
+def out_of_time(group: str, partition: int, timeout_s: float, attempts: Attempts) -> TimedOut:
+    """Return the error of a request that was tried until its deadline."""
+    return TimedOut(f"a request to {group}[{partition}]", timeout_s, outcome_known=attempts.number == 1)
+
+
+def explain(
+    error: Exception, member: str, timeout_s: float, limit: asyncio.Timeout, is_out_of_time: bool
+) -> HeadraceError:
+    """Return what the caller gets for an error that is not ours: a request that was under way may have been done."""
+    if not limit.expired():
+        return not_ours(error, member)
+    if is_out_of_time:
+        return TimedOut(f"a request to node {member!r}", timeout_s, outcome_known=False)
+    return Unreachable(member, "the partition has moved to another node", outcome_known=False)
+
+
+def not_ours(error: Exception, member: str) -> HeadraceError:
+    """Return the error of a request whose handler raised something that is not ours."""
+    return OperationFailed(f"a request to node {member!r}", f"{type(error).__name__}: {error}", outcome_known=False)

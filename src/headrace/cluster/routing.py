@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.cluster.lanes import RequestLanes, Ticket
 from headrace.cluster.requests import Gathered, PartitionHandler, PartitionRequest, Peers, TypedRequest
-from headrace.cluster.retries import Attempts, Trail, judge
+from headrace.cluster.retries import Attempts, Trail, explain, judge, not_ours, out_of_time
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import IncomingRequest
 from headrace.errors import (
@@ -22,10 +22,8 @@ from headrace.errors import (
     Closed,
     HeadraceError,
     NotPartitionOwner,
-    OperationFailed,
     TimedOut,
     Unavailable,
-    Unreachable,
 )
 from headrace.model import partition_of
 from headrace.observe import counter, get_logger
@@ -143,7 +141,7 @@ class Router:
                 except HeadraceError as error:
                     failed = error
                 except Exception as error:  # what the copy raised and is not ours
-                    failed = _not_ours(error, self._node)
+                    failed = not_ours(error, self._node)
                 await asyncio.sleep(0)  # whoever asks again in a loop would let nobody else run
             request = PartitionRequest(group, partition, asked.payload(), command_id)
             return asked.decoded(await self._send(request, timeout_s, ticket, deadline_s=deadline_s, failed=failed))
@@ -277,7 +275,7 @@ class Router:
                 # A change of the table ends the pause; a node that is wrong twice in a row is not asked in a loop.
                 await self._table.changed(timeout_s=min(attempts.pause_s, max(0.0, deadline_s - self._loop.time())))
             if self._loop.time() >= deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
-                raise _out_of_time(request.group, request.partition, timeout_s, attempts) from last
+                raise out_of_time(request.group, request.partition, timeout_s, attempts) from last
             try:
                 return await self._attempt(request, attempts, deadline_s, trail)
             except HeadraceError as error:
@@ -333,7 +331,7 @@ class Router:
             except HeadraceError:
                 raise
             except Exception as error:  # a time-out, or what a handler of this node raised; others' arrive as ours
-                raise _explain(error, member, timeout_s, limit, self._loop.time() >= deadline_s) from error
+                raise explain(error, member, timeout_s, limit, self._loop.time() >= deadline_s) from error
 
     async def _repeatable_here(self, asked: TypedRequest[T], where: tuple[str, int], deadline_s: float) -> T:
         """Ask this node's own copy what may be asked of another one, too, when the partition moves."""
@@ -343,7 +341,7 @@ class Router:
                 async with limit:
                     return await asked.here(deadline_s)
             except TimeoutError as error:
-                raise _explain(error, self._node, timeout_s, limit, self._loop.time() >= deadline_s) from error
+                raise explain(error, self._node, timeout_s, limit, self._loop.time() >= deadline_s) from error
 
     @contextmanager
     def _under_way(self, member: str, where: tuple[str, int], limit: asyncio.Timeout) -> Iterator[None]:
@@ -382,22 +380,3 @@ class Router:
 def _check_bytes(name: str, value: object) -> None:
     if type(value) is not bytes:
         raise BadArgument(name, value, "it is bytes")
-
-
-def _out_of_time(group: str, partition: int, timeout_s: float, attempts: Attempts) -> TimedOut:
-    return TimedOut(f"a request to {group}[{partition}]", timeout_s, outcome_known=attempts.number == 1)
-
-
-def _explain(
-    error: Exception, member: str, timeout_s: float, limit: asyncio.Timeout, is_out_of_time: bool
-) -> HeadraceError:
-    """Return what the caller gets for an error that is not ours: a request that was under way may have been done."""
-    if not limit.expired():
-        return _not_ours(error, member)
-    if is_out_of_time:
-        return TimedOut(f"a request to node {member!r}", timeout_s, outcome_known=False)
-    return Unreachable(member, "the partition has moved to another node", outcome_known=False)
-
-
-def _not_ours(error: Exception, member: str) -> HeadraceError:
-    return OperationFailed(f"a request to node {member!r}", f"{type(error).__name__}: {error}", outcome_known=False)

@@ -21,7 +21,7 @@ from headrace.engine.commands import Answer, CommandRequest, result_of
 from headrace.engine.context import CommandContext
 from headrace.engine.decisions import Decision, Repeated
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
-from headrace.engine.handling import CommandHandling, RecordLimits
+from headrace.engine.handling import CommandHandling
 from headrace.engine.hosting import EngineHosting, open_partition
 from headrace.engine.models import CommandInput, Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
@@ -50,7 +50,7 @@ from headrace.engine.replaying import (
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
 from headrace.engine.sagas import Saga, SagaContext, saga
 from headrace.engine.timers import Cancel, Schedule, Timer
-from headrace.engine.topics import ensure_topics, make_topics
+from headrace.engine.topics import RecordLimits, ensure_topics, make_topics
 from headrace.engine.upcasting import OldEvent
 
 __all__ = [

@@ -8,7 +8,7 @@ itself may wait for something.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -39,13 +39,13 @@ from headrace.engine.records import (
     without_oldest,
 )
 from headrace.engine.timers import Timer
+from headrace.engine.topics import RecordLimits
 from headrace.errors import (
     BadArgument,
     CommandFailed,
     CommandIdReused,
     CommandTooLarge,
     CommandTooLate,
-    NotReadable,
     NotStorable,
     UnknownCommand,
     WrongVersion,
@@ -54,7 +54,7 @@ from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.runtime import error_text
 from headrace.state import BatchName
 
-__all__ = ["CommandHandling", "HandledCommand", "RecordLimits"]
+__all__ = ["CommandHandling", "HandledCommand"]
 
 S = TypeVar("S")
 
@@ -66,14 +66,6 @@ _REPLY_OVERHEAD_BYTES = 128
 _REASON_AT_MOST = 500
 # States that no handler can change in place.
 _UNCHANGEABLE = (bool, bytes, float, int, str)
-
-
-class RecordLimits(NamedTuple):
-    """How large a record may be, by topic."""
-
-    state_bytes: int
-    journal_bytes: int
-    outputs_bytes: Mapping[str, int] = {}
 
 
 class HandledCommand(NamedTuple):
@@ -261,7 +253,8 @@ class CommandHandling(Generic[S]):
     def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
         """Call the handler, and return what it returns."""
         if request.is_events:
-            context.persist(*_events_in(self.engine, request))
+            place = f"an event to apply to {request.aggregate!r}"
+            context.persist(*self.engine.events.events_in(request.data, place))
             return None
         if request.kind not in self.engine.commands:
             raise UnknownCommand(self.engine.name, request.kind, self.engine.commands.names)
@@ -390,15 +383,6 @@ class CommandHandling(Generic[S]):
         if size > limit_bytes:
             raise CommandTooLarge(self.engine.name, request.aggregate, part, size, limit_bytes)
         return size
-
-
-def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
-    try:
-        payloads = msgspec.json.decode(request.data)
-    except msgspec.DecodeError as error:
-        raise NotReadable("the events", request.kind, str(error)) from error
-    place = f"an event to apply to {request.aggregate!r}"
-    return [event for each in payloads for event in engine.events.events_of(each, place)]
 
 
 def _written(decision: Decision) -> list[bytes]:

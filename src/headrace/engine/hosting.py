@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost
 from headrace.engine.client import EngineClient
-from headrace.engine.handling import CommandHandling, RecordLimits
+from headrace.engine.handling import CommandHandling
 from headrace.engine.models import Engine
 from headrace.engine.partition import EnginePartition
 from headrace.engine.pausing import is_served
 from headrace.engine.records import AggregateValues
 from headrace.engine.routes import EngineRoute
 from headrace.engine.tokens import PartitionTokens
-from headrace.engine.topics import check_state_there, ensure_topics, make_topics, state_spec
+from headrace.engine.topics import RecordLimits, check_state_there, ensure_topics, make_topics, state_spec
 from headrace.errors import BadArgument
 from headrace.keyspace import KeyspaceLayouts
 from headrace.log import Log

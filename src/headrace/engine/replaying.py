@@ -15,10 +15,11 @@ import msgspec
 from headrace.engine.auditing import EngineAuditor, JournalEvents, Suspect
 from headrace.engine.decisions import Decision
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
-from headrace.engine.handling import CommandHandling, RecordLimits
+from headrace.engine.handling import CommandHandling
 from headrace.engine.kept_commands import KeptCommand, command_in
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
+from headrace.engine.topics import RecordLimits
 from headrace.errors import HeadraceError, NotStorable, Refused
 from headrace.log import Log
 from headrace.model import StoredEvent

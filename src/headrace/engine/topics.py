@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from headrace.engine.handling import RecordLimits
 from headrace.engine.models import Engine
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timers
 from headrace.errors import UnknownPartition, UnknownTopic, WrongEngineTopic
@@ -16,6 +16,7 @@ from headrace.store import SharedSettings
 
 __all__ = [
     "COMMAND_TOPIC",
+    "RecordLimits",
     "check_state_there",
     "ensure_command_topic",
     "ensure_topics",
@@ -25,6 +26,14 @@ __all__ = [
 
 COMMAND_TOPIC = TopicConfig()
 """The settings of a command topic: what was not read within its retention is gone, and is reported as lost."""
+
+
+class RecordLimits(NamedTuple):
+    """How large a record may be, by topic."""
+
+    state_bytes: int
+    journal_bytes: int
+    outputs_bytes: Mapping[str, int] = {}
 
 
 def state_spec(engine: Engine[Any]) -> StateSpec[str, Timers]:

@@ -90,11 +90,15 @@ class EventJson(TypedJson):
         """Return the events of a JSON list of payloads. Raises NotReadable, UpcastFailed."""
         try:
             payloads = _decode_payloads(data)
-        except msgspec.ValidationError:
-            payloads = []
+        except msgspec.DecodeError:
+            payloads = []  # what follows says why
         if payloads and all(each.type in self._decoders and not self._is_old(each) for each in payloads):
             return tuple(self.decode(each.type, bytes(each.data)) for each in payloads)
-        return tuple(event for each in msgspec.json.decode(data) for event in self.events_of(each, place))
+        try:
+            given = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise NotReadable("the events", repr(data[:40]), str(error)) from error
+        return tuple(event for each in given for event in self.events_of(each, place))
 
     def of_payload(self, payload: Any) -> Any:  # noqa: ANN401
         """Return the one event of a payload. Raises NotReadable, UpcastFailed."""
