@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -13,11 +12,11 @@ import msgspec
 from headrace.errors import (
     BadArgument,
     StateConflict,
-    UnknownMessage,
 )
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.collections import CollectionEvent, follow_collection
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
+from headrace.keyspace.message_calls import MessageCalls
 from headrace.keyspace.messages import (
     PUT_CONFLICT,
     Call,
@@ -27,8 +26,6 @@ from headrace.keyspace.messages import (
     PlacedReply,
     PutValue,
     encode,
-    key_bytes,
-    longer_chain,
     traced,
 )
 from headrace.keyspace.reads import CommittedValue
@@ -73,11 +70,10 @@ class KeyspaceClient:
         self._registry = registry
         self._copies = StateCopies(route, local)
         self._codecs = MessageCodecs(spec, registry)
+        self._calls = MessageCalls(spec, self._codecs)
         self._states: dict[str, OpenState] = {}
         self._specs = spec.state_specs(partitions=1)
         self._opening = asyncio.Lock()
-        self._requests_of = uuid.uuid4().hex
-        self._requests = itertools.count(1)
         self._is_open = False
 
     # Messages.
@@ -95,7 +91,8 @@ class KeyspaceClient:
         With a `message_id` it is safe to repeat: it is handled once, and every repeat gets the first reply, for as long
         as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
         """
-        handler, routing, call = await self._call_of(message, chain, message_id)
+        await self.open()
+        handler, routing, call = self._calls.asked(message, chain, message_id)
         reply = await self._asked(handler, routing, call, message_id, timeout_s)
         return await self._codecs.reply(handler, reply)
 
@@ -103,7 +100,8 @@ class KeyspaceClient:
         self, message: object, *, message_id: str | None = None, timeout_s: float | None = None
     ) -> TokenReply:
         """Return the reply as `ask` does, with the consistency token of what the handler wrote, or else read."""
-        handler, routing, call = await self._call_of(message, (), message_id)
+        await self.open()
+        handler, routing, call = self._calls.asked(message, (), message_id)
         call = msgspec.structs.replace(call, wants_places=True)
         placed = PlacedReply.decode(await self._asked(handler, routing, call, message_id, timeout_s))
         return TokenReply(await self._codecs.reply(handler, placed.reply), placed.token)
@@ -111,17 +109,18 @@ class KeyspaceClient:
     async def ack(self, message: object, *, message_id: str | None = None) -> Any:  # noqa: ANN401
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
         message_id = message_id or uuid.uuid4().hex
-        handler, routing, call = await self._call_of(message, (), message_id)
+        await self.open()
+        handler, routing, call = self._calls.asked(message, (), message_id)
         with span("keyspace.ask", keyspace=self.name, message=call.message):
             reply = await self._route.ack(routing, encode(traced(call)), message_id=message_id)
         return await self._codecs.reply(handler, reply)
 
     def tell(self, message: object) -> None:
         """Send a message, at most once, and return at once; failures are counted and logged."""
-        handler = self.check(message)
+        self.check(message)
         if not self._is_open:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
-        self._route.tell(*self._told(handler, message))
+        self._route.tell(*self._calls.told(message))
 
     async def prepare_tell(self, message: object) -> Callable[[], None]:
         """Return what sends a message as `tell` does. What is wrong with the message is raised here.
@@ -129,27 +128,20 @@ class KeyspaceClient:
         Raises UnknownMessage, NotStorable, NotEncodable, and what registering its schema raises.
         """
         await self.open()
-        routing, payload = self._told(self.check(message), message)
+        routing, payload = self._calls.told(message)
         return lambda: self._route.tell(routing, payload)
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
         """Ask every partition, and gather what they reply."""
         await self.open()
-        handler = self.check(message)
-        if handler.key_of is not None:
-            raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), None, self._next_request())
-        gathered = await self._route.scatter(encode(call), is_read=handler.is_read, timeout_s=timeout_s)
+        handler, payload = self._calls.scattered(message)
+        gathered = await self._route.scatter(payload, is_read=handler.is_read, timeout_s=timeout_s)
         replies = {n: await self._codecs.reply(handler, data) for n, data in sorted(gathered.replies.items())}
         return Scattered(replies, gathered.failures)
 
     def check(self, message: object) -> HandlerSpec:
         """Return the handler of a message. Raises UnknownMessage."""
-        handler = self._spec.handler_of(message)
-        if handler is None:
-            known = ", ".join(sorted(self._spec.handlers)) or "nothing"
-            raise UnknownMessage(self.name, type(message).__name__, known)
-        return handler
+        return self._calls.handler_of(message)
 
     # Reading states.
 
@@ -374,36 +366,6 @@ class KeyspaceClient:
                 is_read=handler.is_read,
                 timeout_s=timeout_s,
             )
-
-    async def _call_of(
-        self, message: object, chain: tuple[Entry, ...], message_id: str | None
-    ) -> tuple[HandlerSpec, bytes, Call]:
-        await self.open()
-        handler = self.check(message)
-        if handler.key_of is None:
-            raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
-        if message_id is not None and (not isinstance(message_id, str) or not 1 <= len(message_id) <= 300):
-            raise BadArgument("message_id", message_id, "an id is a text of 1 to 300 characters")
-        routing, key = self._key_of(handler, message)
-        longer_chain(chain, (self.name, key))  # before it waits behind the request that it would wait for
-        payload = self._codecs.message_bytes(message)
-        return handler, routing, Call(type(message).__name__, payload, key, self._next_request(), chain)
-
-    def _told(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
-        """Return what routes a tell, and what it carries."""
-        routing, key = self._key_of(handler, message)
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
-        return routing, encode(call)
-
-    def _next_request(self) -> str:
-        """Return an id that no other request has."""
-        return f"{self._requests_of}-{next(self._requests)}"
-
-    def _key_of(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
-        """Return the bytes that decide the partition, and the key's own."""
-        if handler.key_of is None:
-            raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
-        return key_bytes(handler.key_of(message))
 
     async def _state(self, state: str | StateDeclaration) -> OpenState:
         name = state.name if isinstance(state, StateDeclaration) else state
