@@ -381,7 +381,7 @@ class Router:
 
 def _check_bytes(name: str, value: object) -> None:
     if type(value) is not bytes:
-        raise BadArgument(name, value, "it is bytes")
+        raise BadArgument(name, value, "it must be bytes")
 
 
 def _out_of_time(group: str, partition: int, timeout_s: float, attempts: Attempts) -> TimedOut:
