@@ -14,7 +14,7 @@ def host_and_port(listen: str, setting: str = "gateway.listen") -> tuple[str, in
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise BadArgument(setting, listen, "it is HOST:PORT, as in 127.0.0.1:8080")
+        raise BadArgument(setting, listen, "it must be HOST:PORT, as in 127.0.0.1:8080")
     return host, int(port)
 
 

@@ -170,7 +170,7 @@ def _loss_of(text: str) -> tuple[str, int, int]:
     topic, _, rest = text.rpartition(":")
     topic, _, partition = topic.rpartition(":")
     if not topic or not partition.isdigit() or not rest.isdigit():
-        raise BadArgument("--accept-loss", text, "it is TOPIC:PARTITION:LAST, as the error printed it")
+        raise BadArgument("--accept-loss", text, "it must be TOPIC:PARTITION:LAST, as the error printed it")
     return topic, int(partition), int(rest)
 
 
@@ -192,5 +192,5 @@ def _time(name: str, text: str | None) -> datetime | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadArgument(name, text, "it is a time in ISO 8601, as 2026-01-31T12:00:00Z") from error
+        raise BadArgument(name, text, "it must be a time in ISO 8601, as 2026-01-31T12:00:00Z") from error
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

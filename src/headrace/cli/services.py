@@ -226,7 +226,7 @@ def _ports(options: Sequence[str]) -> dict[str, dict[str, int]]:
     for option in options:
         place, _, number = option.partition("=")
         if not number.isdigit():
-            raise BadArgument("--port", option, "it is written NAME=PORT or NAME.ROLE=PORT, such as kafka=9092")
+            raise BadArgument("--port", option, "it must be written NAME=PORT or NAME.ROLE=PORT, such as kafka=9092")
         name, _, role = place.partition(".")
         _check(name)
         ports.setdefault(name, {})[role or name] = int(number)
@@ -239,7 +239,7 @@ def _properties(options: Sequence[str]) -> dict[str, dict[str, str]]:
         place, is_set, value = option.partition("=")
         name, _, key = place.partition(".")
         if not is_set or not key:
-            raise BadArgument("--set", option, "it is written NAME.KEY=VALUE, such as kafka.num.io.threads=2")
+            raise BadArgument("--set", option, "it must be written NAME.KEY=VALUE, such as kafka.num.io.threads=2")
         _check(name)
         properties.setdefault(name, {})[key] = value
     return properties

@@ -53,7 +53,7 @@ class GatewayClient:
         except ImportError as error:
             raise MissingExtra("httpx", "client") from error
         if not url.startswith(("http://", "https://")):
-            raise BadArgument("url", url, "it is the gateway's address, as in http://localhost:8080")
+            raise BadArgument("url", url, "it must be the gateway's address, as in http://localhost:8080")
         self.url = url.rstrip("/")
         self._given = token if callable(token) else _checked(token)
         self._backoff = backoff or Backoff(first_s=0.1, limit_s=10.0)

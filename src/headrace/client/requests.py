@@ -173,7 +173,7 @@ class GatewayState:
         """
         request = {**self._request("subscribe", format, deltas), "key": key_text(key), "token": token}
         if after is not None and not isinstance(after, str):
-            raise BadArgument("after", after, "it is the offset of a change, which is text")
+            raise BadArgument("after", after, "it must be the offset of a change, which is text")
         subscription = KeySubscription(
             self._connection.new_number(),
             request,
@@ -206,7 +206,7 @@ class GatewayState:
 
     def _request(self, op: str, form: str, deltas: bool) -> dict[str, Any]:
         if form not in ("json", "avro"):
-            raise BadArgument("format", form, "it is json or avro")
+            raise BadArgument("format", form, "it must be json or avro")
         return {"op": op, "keyspace": self._keyspace, "state": self._name, "format": form, "deltas": deltas}
 
     def _path(self, key: Any = None) -> str:  # noqa: ANN401

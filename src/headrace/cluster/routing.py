@@ -379,4 +379,4 @@ class Router:
 
 def _check_bytes(name: str, value: object) -> None:
     if type(value) is not bytes:
-        raise BadArgument(name, value, "it is bytes")
+        raise BadArgument(name, value, "it must be bytes")

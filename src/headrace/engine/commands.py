@@ -264,7 +264,7 @@ def since_of(text: str | None) -> BatchName | None:
     is_short = isinstance(text, str) and text.isascii() and len(text) <= _SINCE_AT_MOST
     name = parse_batch(text.encode()) if is_short else None
     if name is None or max(name) > MAX_SEQ_NR:
-        raise BadArgument("since", text, "it is what a reply or a read gave, such as '3:17'")
+        raise BadArgument("since", text, "it must be what a reply or a read gave, such as '3:17'")
     return name
 
 

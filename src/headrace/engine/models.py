@@ -137,9 +137,11 @@ class Engine(Generic[S]):
         if type(partitions) is not int or partitions < 1:
             raise BadArgument("partitions", partitions, "an engine has at least one partition")
         if none_states not in ("keep", "purge"):
-            raise BadArgument("none_states", none_states, "it is 'keep' or 'purge'")
+            raise BadArgument("none_states", none_states, "it must be 'keep' or 'purge'")
         if encoding not in ("json", "avro"):
-            raise BadArgument("encoding", encoding, "it is 'json' or 'avro'; give a ValueCodec as state for others")
+            raise BadArgument(
+                "encoding", encoding, "it must be 'json' or 'avro'; for others give a ValueCodec as state"
+            )
         self.partitions = partitions
         self.none_states = none_states
         self.outputs = tuple(check_topic_name(topic) for topic in outputs)
@@ -163,7 +165,7 @@ class Engine(Generic[S]):
         """Declare a command handler; a decorator."""
         parameters = parameters_of(handler)
         if len(parameters) not in (2, 3):
-            rule = "it takes the state, the command, and perhaps a CommandContext"
+            rule = "it must take the state, the command, and perhaps a CommandContext"
             raise BadArgument("command handler", _named(handler), rule)
         for kind in kinds_of(handler, parameters[1]):
             self.commands.add(kind)
@@ -178,7 +180,7 @@ class Engine(Generic[S]):
         """Declare an event handler; a decorator."""
         parameters = parameters_of(handler)
         if len(parameters) != 2 or inspect.iscoroutinefunction(handler):
-            raise BadArgument("event handler", _named(handler), "it is a plain function of the state and the event")
+            raise BadArgument("event handler", _named(handler), "it must be a plain function of state and event")
         for kind in kinds_of(handler, parameters[1]):
             self.events.add(kind)
             if kind in self._event_handlers:
@@ -231,7 +233,7 @@ class Engine(Generic[S]):
         if check_topic_name(topic) in self.inputs or topic == self.command_topic:
             raise BadArgument("topic", topic, f"engine {self.name!r} takes commands from it already")
         if start not in ("earliest", "latest"):
-            raise BadArgument("start", start, "it is 'earliest' or 'latest'")
+            raise BadArgument("start", start, "it must be 'earliest' or 'latest'")
         self.command_topic = self.command_topic or f"{self.name}-commands"
         self.inputs[topic] = CommandInput(topic, start, decode)
 

@@ -104,7 +104,7 @@ def saga(
     def declare(function: F) -> F:
         parameters = parameters_of(function)
         if len(parameters) != 2:
-            raise BadArgument("saga", function.__name__, "it takes an event and a SagaContext")
+            raise BadArgument("saga", function.__name__, "it must take an event and a SagaContext")
         if of.journal_topic is None:
             raise BadArgument("saga", function.__name__, f"engine {of.name!r} has no journal, and so no events")
         if start not in ("earliest", "latest") or on_error not in ("retry", "dead-letter"):

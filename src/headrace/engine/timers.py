@@ -78,7 +78,7 @@ class Cancel(msgspec.Struct, frozen=True):
 def due_at_ms(at: datetime | None, after: Duration | None, *, now_ms: int) -> int:
     """Return when a timer is due. What lies in the past is due at once. Raises BadArgument."""
     if (at is None) == (after is None):
-        raise BadArgument("timer", None, "it has either a time (at=) or a delay (after=)")
+        raise BadArgument("timer", None, "it must have either a time (at=) or a delay (after=)")
     if after is not None:
         try:
             delay_ms = ttl_in_ms(after)
@@ -88,7 +88,7 @@ def due_at_ms(at: datetime | None, after: Duration | None, *, now_ms: int) -> in
             raise BadArgument("after", after, "a delay is 0 or more")
         return now_ms + delay_ms
     if not isinstance(at, datetime) or at.tzinfo is None:
-        raise BadArgument("at", at, "it is a datetime with a time zone")
+        raise BadArgument("at", at, "it must be a datetime with a time zone")
     # Rounded up: a timer never fires before its time.
     return max(0, -((_EPOCH - at) // timedelta(milliseconds=1)))
 

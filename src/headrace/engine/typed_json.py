@@ -45,7 +45,7 @@ class TypedJson:
     def add(self, kind: type) -> None:
         """Add a class. Raises BadArgument if JSON can't carry it, or if another class has its name."""
         if not isinstance(kind, type):
-            raise BadArgument(self._what, kind, "it is a class: a dataclass, a msgspec Struct or a NamedTuple")
+            raise BadArgument(self._what, kind, "it must be a class: a dataclass, a msgspec Struct or a NamedTuple")
         try:
             is_strange = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
         except TypeError as error:

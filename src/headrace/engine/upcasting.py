@@ -153,7 +153,9 @@ class EventJson(TypedJson):
         elif type(made) in self.kinds([type(made).__name__]):
             yield made
         else:
-            rule = "it returns the fields of the next version, an OldEvent, an event of the engine, or a list of these"
+            rule = (
+                "it must return the fields of the next version, an OldEvent, an event of the engine, or a list of them"
+            )
             raise self._failed(old, place, f"{rule}; this is of type {type(made).__name__}")
 
     def _check_version(self, old: OldEvent, place: str) -> None:

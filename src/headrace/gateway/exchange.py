@@ -180,7 +180,7 @@ class Exchange:
             try:
                 unquote_to_bytes(sent).decode()
             except UnicodeDecodeError as error:
-                raise BadArgument("query", sent[:60].decode("latin-1"), "it is UTF-8, percent-encoded") from error
+                raise BadArgument("query", sent[:60].decode("latin-1"), "it must be UTF-8, percent-encoded") from error
         return QueryParams(sent)
 
     @property
@@ -197,9 +197,9 @@ class Exchange:
         try:
             asked_s = float(text)
         except ValueError as error:
-            raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds") from error
+            raise BadArgument("Request-Timeout", text[:60], "it must be a number of seconds") from error
         if not asked_s > 0:
-            raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds above 0")
+            raise BadArgument("Request-Timeout", text[:60], "it must be a number of seconds above 0")
         return min(asked_s, most_s)
 
     async def fail(self, error: Exception) -> None:

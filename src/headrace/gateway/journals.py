@@ -288,7 +288,7 @@ class JournalRoutes:
     def _writer(self, request: GatewayRequest) -> EventRenderer:
         form = request.text("avro")
         if form not in (None, "json"):
-            raise BadArgument("avro", form, "it is json, or absent")
+            raise BadArgument("avro", form, "it must be json, or absent")
         return EventRenderer(self._renderer if form else None)
 
 

@@ -406,7 +406,7 @@ def _seconds(request: GatewayRequest, name: str) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e12:
-        raise BadArgument(name, text[:60], "it is a number of seconds")
+        raise BadArgument(name, text[:60], "it must be a number of seconds")
     return seconds
 
 

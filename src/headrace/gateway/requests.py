@@ -69,7 +69,7 @@ class GatewayRequest:
             return default
         number = whole_number(text)
         if number is None or not least <= number <= most:
-            raise BadArgument(name, text[:60], f"it is a whole number from {least} to {most}")
+            raise BadArgument(name, text[:60], f"it must be a whole number from {least} to {most}")
         return number
 
     def once(self, name: str) -> str | None:
@@ -85,7 +85,7 @@ class GatewayRequest:
         if text is None:
             return False
         if text.lower() not in _WORDS:
-            raise BadArgument(name, text[:60], "it is true or false")
+            raise BadArgument(name, text[:60], "it must be true or false")
         return _WORDS[text.lower()]
 
     def json(self, form: type[T]) -> T:

@@ -46,7 +46,7 @@ class Collect(msgspec.Struct, frozen=True, tag="collect", tag_field="op", forbid
         """Return the places by partition. Raises BadArgument."""
         wrong = [each for each in self.after if not (each.isascii() and each.isdigit() and len(each) < 7)]
         if wrong:
-            raise BadArgument("after", wrong[0][:60], "it has the numbers of partitions")
+            raise BadArgument("after", wrong[0][:60], "it must have the numbers of partitions")
         return {int(partition): place for partition, place in self.after.items()}
 
 

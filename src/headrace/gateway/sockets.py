@@ -308,7 +308,7 @@ class _KeySocket(_Socket):
             elif is_framed(frame) and frame[0] == VALUE:
                 await self._take_message(frame)
             else:
-                raise BadArgument("frame", f"{len(frame)} bytes", "it is 123 and a schema id, or framed Avro")
+                raise BadArgument("frame", f"{len(frame)} bytes", "it must be 123 and a schema id, or framed Avro")
 
     async def _take_text(self, text: str) -> None:
         if not text.startswith("{"):
@@ -317,7 +317,7 @@ class _KeySocket(_Socket):
         try:
             sent = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadArgument("frame", text[:60], "it is JSON, or the name of a type") from error
+            raise BadArgument("frame", text[:60], "it must be JSON, or the name of a type") from error
         name = sent.get("type")
         form = self._message(name if isinstance(name, str) else "")
         await self._send_message(form.from_json(sent))
@@ -422,7 +422,7 @@ class _ManySocket(_Socket):
     def _subscribe(self, request: Subscribe | Collect) -> None:
         """Begin to follow a key or a collection. Raises BadArgument, Forbidden, NotFound, Busy."""
         if not 0 <= request.id < 2**31 or request.id in self.following:
-            raise BadArgument("id", request.id, "it is a number below 2**31 that no other subscription has")
+            raise BadArgument("id", request.id, "it must be a number below 2**31 that no other subscription has")
         if len(self.following) >= self.terms.max_subscriptions:
             raise Busy("this socket (subscriptions)", self.terms.max_subscriptions)
         self.caller.check("read", "keyspace", request.keyspace)

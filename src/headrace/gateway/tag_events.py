@@ -138,7 +138,7 @@ class TagRoutes:
     def _writer(self, request: GatewayRequest) -> EventRenderer:
         form = request.text("avro")
         if form not in (None, "json"):
-            raise BadArgument("avro", form, "it is json, or absent")
+            raise BadArgument("avro", form, "it must be json, or absent")
         return EventRenderer(self._renderer if form else None)
 
 
@@ -171,5 +171,5 @@ def _after_of(text: str | None) -> After:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:  # the latter for the first or last day of all, in another zone
-        rule = "it is the tag_offset of an event, or a time as 2026-01-31T12:00Z"
+        rule = "it must be the tag_offset of an event, or a time as 2026-01-31T12:00Z"
         raise BadArgument("after", text[:60], rule) from error

@@ -318,7 +318,7 @@ def _inputs_of(cls: type, names: Mapping[str, Any]) -> dict[str, InputSpec]:
         parameters = list(inspect.signature(member).parameters.values())[1:]
         hints = _hints_of(member, names, shown)
         if not 1 <= len(parameters) <= 2 or parameters[0].name not in hints:
-            rule = "it takes a record, or a value of an annotated class, and a Context if it wants one"
+            rule = "it must take a record, or a value of an annotated class, and a Context if it wants one"
             raise BadArgument("consumes", shown, rule)
         if mark.topic in inputs:
             raise BadArgument("consumes", mark.topic, f"{inputs[mark.topic].name} and {name} both handle it")

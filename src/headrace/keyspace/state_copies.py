@@ -219,7 +219,7 @@ def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
         return None, after
     topic_id, _, offset = after.rpartition(":")
     if not _OFFSET.fullmatch(offset):
-        raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
+        raise BadArgument("after", after[:60], "it must be an offset, or the token of a change")
     return topic_id, int(offset)
 
 

@@ -75,7 +75,7 @@ class InputStream:
         on_error: Literal["stop", "skip"] = "stop",
     ) -> None:
         if not asyncio.iscoroutinefunction(function):
-            raise BadArgument("function", function, "it is an async function of a record, or a value, and a context")
+            raise BadArgument("function", function, "it must be an async function of a record or value and a context")
         self.topic = topic
         self.group = group or f"{topic}-{function.__name__}"
         self._function = function

@@ -134,7 +134,7 @@ def check_join(
     if listener is not None and not all(callable(getattr(listener, call, None)) for call in _LISTENER_CALLS):
         raise BadArgument("listener", listener, "it must have the calls assigned, revoked and lost")
     if start_at not in ("earliest", "latest"):
-        raise BadArgument("start_at", start_at, "it is 'earliest' or 'latest'")
+        raise BadArgument("start_at", start_at, "it must be 'earliest' or 'latest'")
     _seconds("session_timeout_s", session_timeout_s, _MAX_SESSION_S)
     return tuple(check_topic(topic) for topic in topics)
 

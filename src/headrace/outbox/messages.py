@@ -216,7 +216,7 @@ def event_time_ms(given: datetime | int | None) -> int | None:
             raise BadArgument("event_time", given, "it needs a time zone, such as datetime.UTC")
         given = int(given.timestamp() * 1000)
     if isinstance(given, bool) or not isinstance(given, int):
-        raise BadArgument("event_time", given, "it is a datetime with a time zone, or whole milliseconds since 1970")
+        raise BadArgument("event_time", given, "it must be a datetime with a time zone, or milliseconds since 1970")
     if not 1 <= given <= _LAST_MS:
         raise BadArgument("event_time", given, "it lies after 1970 and before the year 10000")
     return given

@@ -60,7 +60,7 @@ def publish_changes(
     """
     unknown = [kind for kind in on if kind not in _KINDS]
     if unknown or not on:
-        raise BadArgument("on", on, f"it is some of {', '.join(_KINDS)}")
+        raise BadArgument("on", on, f"it must be some of {', '.join(_KINDS)}")
 
     def decorate(model: type[T]) -> type[T]:
         mapper = inspect(model, raiseerr=False)

@@ -85,7 +85,7 @@ class RowEncoder:
     def encode_given(self, messages: object) -> tuple[list[Message], list[EncodedMessage]]:
         """Return what the application gave as a list, and encoded. Raises BadArgument for anything but messages."""
         if isinstance(messages, str | bytes | Message) or not isinstance(messages, Iterable):
-            raise BadArgument("messages", messages, "it is a list of headrace.outbox.Message")
+            raise BadArgument("messages", messages, "it must be a list of headrace.outbox.Message")
         given = list(messages)
         for message in given:
             if not isinstance(message, Message):

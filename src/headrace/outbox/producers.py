@@ -225,7 +225,7 @@ class AsyncProducer:
 
 def _checked_backend(backend: BackendName) -> BackendName:
     if backend not in get_args(BackendName):
-        raise BadArgument("backend", backend, f"it is one of {', '.join(get_args(BackendName))}")
+        raise BadArgument("backend", backend, f"it must be one of {', '.join(get_args(BackendName))}")
     return backend
 
 

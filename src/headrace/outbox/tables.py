@@ -236,7 +236,7 @@ _TAKEN = ("dead_", "sent_")  # kafka_dead_messages is there for the prefix kafka
 def checked_prefix(prefix: object) -> str:
     """Return the prefix if every database takes it as it stands, without quotes. Raises BadArgument."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
-        rule = "it is 1 to 30 small letters, digits and underscores, and begins with no digit"
+        rule = "it must be 1 to 30 small letters, digits and underscores, and begins with no digit"
         raise BadArgument("table_prefix", prefix, rule)
     if prefix.endswith(_TAKEN):
         rule = "the tables of another prefix have such names; it ends with neither 'dead_' nor 'sent_'"

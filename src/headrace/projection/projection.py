@@ -61,9 +61,9 @@ class Recovery:
     def __post_init__(self) -> None:
         allowed = [str(outcome) for outcome in HandlerOutcome if outcome is not HandlerOutcome.RETRY]
         if self.then not in allowed:
-            raise BadArgument("then", self.then, f"it is one of {', '.join(allowed)}")
+            raise BadArgument("then", self.then, f"it must be one of {', '.join(allowed)}")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise BadArgument("retries", self.retries, "it is a whole number, 0 or more")
+            raise BadArgument("retries", self.retries, "it must be a whole number, 0 or more")
 
     def outcome(self, attempts: int) -> HandlerOutcome:
         """Return what to do after this number of failed attempts."""
@@ -191,7 +191,7 @@ class Projection:
             raise BadArgument("name", self.name, "a projection's name has no blanks around it")
         self._check_tags()
         if not callable(self.handler) or self.handler is _no_handler:
-            raise BadArgument("handler", self.handler, "it is a function that takes an event")
+            raise BadArgument("handler", self.handler, "it must be a function that takes an event")
         for name in ("slots", "batch_size", "save_every"):
             self._check_count(name)
         if not 0 < self.lease_s < _LONGEST_LEASE_S:
@@ -199,9 +199,9 @@ class Projection:
 
     def _check_tags(self) -> None:
         if not isinstance(self.tag, str):
-            raise BadArgument("tag", self.tag, "it is one tag, a text; several are given as tags=(…)")
+            raise BadArgument("tag", self.tag, "it must be one tag, a text; several are given as tags=(…)")
         if isinstance(self.tags, str | bytes) or not isinstance(self.tags, Sequence):
-            raise BadArgument("tags", self.tags, "it is a tuple of tags; one tag is given as tag=…")
+            raise BadArgument("tags", self.tags, "it must be a tuple of tags; one tag is given as tag=…")
         if bool(self.tag) == bool(self.tags):
             raise BadArgument("tag", self.tag or "", "a projection is fed from one `tag`, or from several `tags`")
         for tag in self.tags:
@@ -214,4 +214,4 @@ class Projection:
         if name == "save_every" and value is None:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadArgument(name, value, "it is a whole number, at least 1")
+            raise BadArgument(name, value, "it must be a whole number, at least 1")

@@ -53,7 +53,7 @@ def duration_of(text: str) -> timedelta:
     """Parse "1 day", "10 seconds", "5min"."""
     match = _TEXT.fullmatch(text)
     if match is None or match[2] not in _MS_BY_NAME:
-        raise BadArgument("duration", text, "it is a number and a unit, as in '1 day' or '90 seconds'")
+        raise BadArgument("duration", text, "it must be a number and a unit, as in '1 day' or '90 seconds'")
     try:
         return timedelta(milliseconds=float(match[1]) * _MS_BY_NAME[match[2]])
     except OverflowError as error:

@@ -134,7 +134,7 @@ def check_expected(expected: object) -> int | None:
     if expected is None:
         return 0
     if type(expected) is not int or not 0 <= expected <= MAX_SEQ_NR:
-        rule = f"it is a seq_nr from 0 to {MAX_SEQ_NR}, None where there must be no journal, or UNCHECKED"
+        rule = f"it must be a seq_nr from 0 to {MAX_SEQ_NR}, None where there must be no journal, or UNCHECKED"
         raise BadArgument("expected", _shown(expected), rule)
     return expected
 
@@ -150,14 +150,14 @@ def check_seq_nr(name: str, seq_nr: object, *, most: int | None = MAX_SEQ_NR) ->
 def check_timestamp(name: str, timestamp_ms: object) -> int:
     """Return a time in milliseconds since 1970."""
     if type(timestamp_ms) is not int or not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
-        raise BadArgument(name, _shown(timestamp_ms), f"it is milliseconds since 1970, at most {MAX_TIMESTAMP_MS}")
+        raise BadArgument(name, _shown(timestamp_ms), f"it must be milliseconds since 1970, at most {MAX_TIMESTAMP_MS}")
     return timestamp_ms
 
 
 def check_count(name: str, count: object) -> int:
     """Return a count of at least 1."""
     if type(count) is not int or count < 1:
-        raise BadArgument(name, _shown(count), "it is a number, at least 1")
+        raise BadArgument(name, _shown(count), "it must be a number, at least 1")
     return count
 
 
@@ -197,7 +197,7 @@ def check_expiry(expire_after: object) -> str | None:
     if expire_after is None:
         return None
     if not isinstance(expire_after, timedelta | str):
-        raise BadArgument("expire_after", _shown(expire_after), "it is a timedelta, or text as in '1 day'")
+        raise BadArgument("expire_after", _shown(expire_after), "it must be a timedelta, or text as in '1 day'")
     duration = duration_of(expire_after) if isinstance(expire_after, str) else expire_after
     if duration > MAX_EXPIRY:
         raise BadArgument("expire_after", str(expire_after), f"it must not be longer than {MAX_EXPIRY.days} days")

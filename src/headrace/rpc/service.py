@@ -94,7 +94,7 @@ def _command_of(client: EngineClient[Any], name: str, data: bytes) -> Any:  # no
     try:
         return client.engine.commands.decode(name, data or b"{}")
     except NotReadable as error:
-        raise BadArgument("data", "…", f"it has the fields of {name}: {error.reason}") from error
+        raise BadArgument("data", "…", f"it must have the fields of {name}: {error.reason}") from error
     except RecursionError as error:
         raise BadArgument("data", "…", "it is nested too deeply") from error
 

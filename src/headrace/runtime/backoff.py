@@ -36,7 +36,7 @@ class Backoff:
         if not self.first_s <= self.limit_s <= LONGEST_S:
             raise BadArgument("limit_s", self.limit_s, f"it lies between first_s ({self.first_s:g}) and {LONGEST_S:g}")
         if not 0 <= self.jitter <= 1:
-            raise BadArgument("jitter", self.jitter, "it is a share: 0 to 1")
+            raise BadArgument("jitter", self.jitter, "it must be a share: 0 to 1")
 
     def delay_s(self, attempt: int, random: Callable[[], float] = random_source.random) -> float:
         """Return the wait before retry number `attempt`, counted from 1; `random` gives numbers in [0, 1)."""

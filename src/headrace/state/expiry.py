@@ -27,12 +27,12 @@ def ttl_in_ms(ttl: Duration) -> int:
     elif isinstance(ttl, str):
         match = _TEXT.fullmatch(ttl.strip())
         if match is None:
-            raise BadArgument("ttl", ttl, "it is a number with a unit: ms, s, m, h or d, as in '30d'")
+            raise BadArgument("ttl", ttl, "it must be a number with a unit: ms, s, m, h or d, as in '30d'")
         found = float(match[1]) * _UNITS_MS[match[2]]
     elif isinstance(ttl, int | float) and not isinstance(ttl, bool):
         found = ttl * 1000
     else:
-        raise BadArgument("ttl", ttl, "it is seconds, a timedelta, or a text such as '30d'")
+        raise BadArgument("ttl", ttl, "it must be seconds, a timedelta, or a text such as '30d'")
     if not -_MAX_MS < found < _MAX_MS:
         raise BadArgument("ttl", ttl, f"it must be shorter than {_MAX_MS} ms")
     return round(found)

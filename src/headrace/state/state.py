@@ -283,7 +283,7 @@ class State(Generic[K, V]):
         if isinstance(after, str):
             topic_id, _, offset = after.rpartition(":")
             if not _OFFSET.fullmatch(offset):
-                raise BadArgument("after", after[:60], "it is an offset, or the token of a change")
+                raise BadArgument("after", after[:60], "it must be an offset, or the token of a change")
             is_lagged, after = topic_id != self._replica.topic.topic_id, int(offset)
         data = None if key is None else self._replica.keys.encode(key)
         return feed.subscribe(data, after=after, is_lagged=is_lagged, heartbeat_s=heartbeat_s)

@@ -145,7 +145,7 @@ class ChangeFeed:
         if not self._is_followed:
             raise BadArgument("state", self.source.name, "its changes are not kept; declare it with is_followed=True")
         if after is not None and (not isinstance(after, int) or after < -1):
-            raise BadArgument("after", after, "it is an offset that a change or a present value came with")
+            raise BadArgument("after", after, "it must be an offset that a change or a present value came with")
         return Subscription(self, key, None if is_lagged else after, is_lagged, heartbeat_s, max_waiting)
 
     def join(self, subscriber: Subscription) -> None:

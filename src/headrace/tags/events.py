@@ -110,7 +110,7 @@ def after_of(after: After) -> TagOffset | None:
     if isinstance(after, datetime):
         return TagOffset.at(after)
     if not isinstance(after, TagOffset | str):
-        raise BadArgument("after", after, "it is an event's tag_offset, its text, or a datetime")
+        raise BadArgument("after", after, "it must be an event's tag_offset, its text, or a datetime")
     offset = TagOffset.parse(after) if isinstance(after, str) else after
     lowest = (0, *[_BEFORE_ALL] * 5)
     highest = (*LAST_TAG_TIME, _NO_SEQ_NR, _NO_SEQ_NR)

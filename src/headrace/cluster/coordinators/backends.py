@@ -53,7 +53,7 @@ async def _embedded(address: str, settings: HeadraceSettings) -> CoordinationSto
 
     folder = address.partition(":")[2]
     if not folder:
-        raise BadArgument("coordinator", address, "it has a folder: embedded:./data")
+        raise BadArgument("coordinator", address, "it must have a folder: embedded:./data")
     path = Path(folder) / f"cluster-{settings.cluster.name}.db"
     return EmbeddedCoordinationStore(path, session_s=settings.cluster.session_s)
 

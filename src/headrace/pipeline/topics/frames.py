@@ -83,7 +83,7 @@ def compact(
     from pyspark.sql import functions as f
 
     if by not in ("offset", "time"):
-        raise BadArgument("by", by, "it is 'offset' or 'time'")
+        raise BadArgument("by", by, "it must be 'offset' or 'time'")
     others = [column for column in frame.columns if column not in ("topic", "key")]
     order = f.col("offset") if by == "offset" else f.struct("timestamp", "offset")
     newest = f.max_by(f.struct(*others), order).alias("newest")
