@@ -15,6 +15,10 @@ import uvloop
 __all__ = ["MessageCount", "count_messages"]
 
 
+_PING, _PONG = 0x89, 0x8A
+_NO_MASK = bytes(4)
+
+
 class MessageCount:
     """The messages of all sockets. A socket that is lost ends the wait for more."""
 
@@ -55,7 +59,8 @@ class _CountingSocket(asyncio.Protocol):
         self._count = count
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).write(self._head)  # uvloop's is no subclass of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._transport.write(self._head)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -76,6 +81,9 @@ class _CountingSocket(asyncio.Protocol):
                 break
             if self._received[at] in (0x81, 0x82):
                 self._count.add()
+            elif self._received[at] == _PING:  # who does not answer is closed, where a round takes longer than that
+                content = self._received[at + head : at + head + length]
+                self._transport.write(bytes((_PONG, 0x80 | length)) + _NO_MASK + content)
             at += head + length
         del self._received[:at]
 
