@@ -133,7 +133,7 @@ class TransferReturned:
     amount: int
 
 
-bank = Engine("bank", state=Account, partitions=4, command_topic="bank-commands")
+bank: Engine[Account] = Engine("bank", state=Account, partitions=4, command_topic="bank-commands")
 
 
 @bank.command

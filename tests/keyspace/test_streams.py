@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ async def test_a_record_that_takes_long_holds_up_its_own_partition_only(log: Log
         await asyncio.wait_for(is_stuck.wait(), 60)
         for value in (b"one", b"two", b"three"):
             await _append(log, topic, 1, value)
-            await eventually(lambda value=value: _has(handled, value), every_s=0.01, what="the other partition")
+            await eventually(partial(_has, handled, value), every_s=0.01, what="the other partition")
     places = [TopicPartition(topic, n) for n in range(2)]
     assert await log.groups.committed(group, places) == {places[1]: 3}
     may_go.set()
     async with _running(InputStream(topic, take, group=group), log):
-        await eventually(lambda: _has(handled, b"behind"), every_s=0.01, what="the end of the slow partition")
+        await eventually(partial(_has, handled, b"behind"), every_s=0.01, what="the end of the slow partition")
     assert handled == [b"one", b"two", b"three", b"slow", b"behind"]
 
 
@@ -100,6 +101,6 @@ async def test_a_record_that_fails_stops_its_own_partition_only(log: Log) -> Non
 
         await eventually(has_failed, every_s=0.01, what="the first attempt")
         await _append(log, topic, 1, b"other")
-        await eventually(lambda: _has(handled, b"behind"), every_s=0.01, what="the record behind")
+        await eventually(partial(_has, handled, b"behind"), every_s=0.01, what="the record behind")
     assert attempts > 1
     assert handled == [b"other", b"bad", b"behind"]
