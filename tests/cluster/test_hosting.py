@@ -45,6 +45,17 @@ def test_the_place_in_line(view: ClusterView, node: str, is_online: bool, rank: 
     assert rank_in_line(view, "g", 0, node, is_online=is_online) == rank
 
 
+def test_a_silent_node_keeps_nobody_from_its_place() -> None:
+    """C9: the coordinator misses it later; until then a copy that lags, or a node that drains, would wait for it."""
+
+    def rank(view: ClusterView, *, is_silent: bool) -> int | None:
+        return rank_in_line(view, "g", 0, "b", is_online=False, is_silent=lambda _: is_silent)
+
+    assert rank(view_of("a", "b"), is_silent=False) is None
+    assert rank(view_of("a", "b"), is_silent=True) == 1
+    assert rank(view_of("a", "b", draining=("b",)), is_silent=True) == 1
+
+
 def test_a_partition_goes_only_to_a_living_node_and_by_a_plan_that_knows_its_owner() -> None:
     """C5: a dead successor, an older plan and a coordinator that is away are no reasons to let go of a partition."""
     wants_b = view_of("b", "a", epoch=4)

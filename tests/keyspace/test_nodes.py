@@ -308,6 +308,22 @@ async def test_a_partition_that_its_new_owner_can_not_serve_goes_to_another(
         assert await served.client.get("balances", key) == 1
 
 
+async def test_who_has_handed_over_is_next_in_line_at_once(place: Place) -> None:
+    """The new owner may die in the next moment; its predecessor has not to wait for the time that it stood back."""
+    async with serving(place, "a", Accounts) as served, serving(place, "b", Accounts) as other:
+        await two_copies(served, other)
+        partition = served.node._hosting.owned()[0][1]
+        hosted = served.node._hosting._hosted["accounts", partition]
+        owner = hosted._owner
+        assert owner is not None
+        hosted._release(owner)
+        await until(lambda: copy_of(other, partition).is_owned, "the other node owns the partition")
+        await until(lambda: hosted._releasing is None and owner.owner == "b", "the first node has read so")
+        began_s = asyncio.get_running_loop().time()
+        await until(lambda: owner._rank is not None, "the first node is in line")
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+
+
 async def test_a_full_disk_loses_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that is committed and can't be applied is unknown to its caller, and read by nobody until it is applied.
 

@@ -179,7 +179,7 @@ async def test_a_resize_that_was_frozen_can_not_undo_anything_when_it_wakes(
             await sums.ask(More(f"k{n}"))
         first = asyncio.create_task(resize_keyspace(hr.log, hr.settings, Sums, 4))
         await frozen.wait()
-        report = await resize_keyspace(hr.log, hr.settings, Sums, 3)
+        report = await resize_keyspace(hr.log, hr.settings, Sums, 4)
         for n in range(20):
             assert await sums.ask(More(f"k{n}"), timeout_s=60) == 2
         wakes.set()

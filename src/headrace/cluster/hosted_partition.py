@@ -89,16 +89,25 @@ class HostedGroup(NamedTuple):
     open: OpenHost
 
 
-def rank_in_line(view: ClusterView, group: str, partition: int, node: str, *, is_online: bool) -> int | None:
+def rank_in_line(
+    view: ClusterView,
+    group: str,
+    partition: int,
+    node: str,
+    *,
+    is_online: bool,
+    is_silent: Callable[[str], bool] = lambda _: False,
+) -> int | None:
     """Return where in line for a partition this node is; None if it is not to take it.
 
-    A copy that has not caught up takes it only if no other one has, and a node that drains only if all others do.
+    A copy that has not caught up takes it only if no other one has, and a node that drains only if all others do. Who
+    is silent, and does not renew its lease, counts for nothing, though the coordinator does not miss it yet.
     """
     placements = view.placements.get(group, ())
     replicas = placements[partition].replicas if partition < len(placements) else ()
     if node not in replicas:
         return None
-    others = [each for each in replicas if each != node and each in view.members]
+    others = [each for each in replicas if each != node and each in view.members and not is_silent(each)]
     if node in view.draining and any(each not in view.draining for each in others):
         return None
     if not is_online and any(_is_online(view, group, partition, each) for each in others):
@@ -136,7 +145,9 @@ class HostedPartition:
         partition: int,
         owner_of: Callable[[PartitionHost, OwnerListener], Owner],
         is_alive: Callable[[str], bool],
+        is_silent: Callable[[str], bool],
     ) -> None:
+        self._is_silent = is_silent
         self._node = node
         self._group = group
         self._partition = partition
@@ -172,11 +183,19 @@ class HostedPartition:
         ):
             self._release(owner)
             return
-        if not self.epoch and asyncio.get_running_loop().time() < self._stands_back_until_s:
+        if not self.epoch and self._stands_back(owner):
             return
         is_online = bool(self.epoch) or self.host.is_online
         if self._releasing is None:
-            owner.propose(rank_in_line(view, self.name, self._partition, self._node.id, is_online=is_online))
+            rank = rank_in_line(
+                view, self.name, self._partition, self._node.id, is_online=is_online, is_silent=self._is_silent
+            )
+            owner.propose(rank)
+
+    def _stands_back(self, owner: Owner) -> bool:
+        """Return True while others are to take the partition first. Once one has, this node is next in line again."""
+        is_time = asyncio.get_running_loop().time() < self._stands_back_until_s
+        return is_time and owner.owner in ("", self._node.id)
 
     def tell(self, view: ClusterView) -> None:
         """Publish what this node has of the partition."""

@@ -209,7 +209,7 @@ class HostingNode:
             hosted = self._hosted.get((name, partition))
             if hosted is None:
                 hosted = self._hosted[name, partition] = HostedPartition(
-                    self.node, group, partition, self._owner_of, self._is_alive
+                    self.node, group, partition, self._owner_of, self._is_alive, self._is_silent
                 )
                 hosted.start()
             hosted.follow(view)
@@ -244,6 +244,14 @@ class HostingNode:
         """Return True if a renewal of a node's lease arrived a short time ago."""
         heard_s = None if self._keeper is None else self._keeper.watch.heard_s(node)
         return heard_s is not None and seconds(self._clock) - heard_s < self._terms.patience_s
+
+    def _is_silent(self, node: str) -> bool:
+        """Return True if no renewal of a node's lease arrived for as long as a lease can last, and one would have."""
+        if self._keeper is None:
+            return False
+        watch = self._keeper.watch
+        heard_s = max(watch.heard_s(node) or watch.since_s, watch.since_s)
+        return seconds(self._clock) - heard_s > 2 * self._terms.patience_s
 
     def _has_ended(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or self._ended.done():
