@@ -445,7 +445,9 @@ async def test_a_context_that_is_used_after_its_handler_is_refused(how: str) -> 
         lambda: context.reject("no"),
     )
     for call in calls:
-        with pytest.raises(ContextEnded, match=r"comes after the handler of a command for 'a' of engine 'late' has ended"):
+        with pytest.raises(
+            ContextEnded, match=r"comes after the handler of a command for 'a' of engine 'late' has ended"
+        ):
             call()
 
 
