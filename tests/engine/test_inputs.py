@@ -16,7 +16,7 @@ from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, bank_engine
 
 from headrace.cluster import batch_of
-from headrace.engine import Engine, Reject
+from headrace.engine import Engine, Reject, background
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
 from headrace.engine.pump import TopicPump, WrittenRecords
 from headrace.errors import (
@@ -27,7 +27,7 @@ from headrace.errors import (
     Unreachable,
     WrongEngineTopic,
 )
-from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition, partition_of
 from headrace.outbox import JsonSerializer, Outbox, Relay, event_id_of, migrate
 from headrace.state import JsonValues
 from headrace.testing.conformance.log_setting import eventually
@@ -593,6 +593,45 @@ async def test_a_rejection_that_is_too_large_for_the_reply_topic_is_told_without
         ("no", "not now", {"why": "x"}),
     ]
     assert await setting.records(f"{wordy}.dead-letters") == []
+
+
+async def test_partitions_that_a_topic_gets_later_are_read_from_their_start(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N39: also by an input that begins with the latest record, without a new owner."""
+    monkeypatch.setattr(background, "_LOOK_FOR_PARTITIONS_S", 0.05)
+    await setting.log.admin.create("growing", partitions=1, config=TopicConfig())
+    bank = bank_engine(setting.name())
+    bank.commands_from("growing", start="latest")
+    node = await setting.owner(bank)
+    await until_read(node, 0, "growing")
+    await setting.log.admin.add_partitions("growing", total=2)
+    await write(setting, [msgspec.structs.replace(command("growing", "a", {"amount": 1}), partition=1)])
+
+    async def is_done() -> bool:
+        return await setting.payloads(bank) == [{"amount": 1}]
+
+    await eventually(is_done, every_s=0.01, what="the command in the new partition")
+
+
+async def test_a_command_that_goes_on_to_its_partition_keeps_its_trace() -> None:
+    """N26, N39: what another program began is one trace, whichever partition the command is read from."""
+    bank = bank_engine(partitions=2)
+    bank.commands_from("payments")
+    other = next(name for name in "abcdef" if partition_of(name.encode(), 2) == 1)
+    trace = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    async with EngineHarness(bank, topics={"payments": 1}) as harness:
+        sent = command("payments", other, {"amount": 1})
+        await harness.connection.log.append([msgspec.structs.replace(sent, headers=(*sent.headers, trace))])
+
+        async def is_paid() -> bool:
+            return await harness.aggregate(other).state() == Account(1)
+
+        await eventually(is_paid, every_s=0.01, what="the payment")
+        at = TopicPartition(str(bank.command_topic), 1)
+        end = (await harness.connection.log.bounds(at)).end
+        moved = [each async for batch in harness.connection.log.read(at, 0, end) for each in batch.records]
+        assert [trace in each.headers for each in moved] == [True]
 
 
 async def test_a_command_topic_has_as_many_partitions_as_its_engine(setting: EngineSetting) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.runtime import Backoff
 __all__ = ["OwnerWork", "TaskSet"]
 
 _BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
+_LOOK_FOR_PARTITIONS_S = 30.0
 
 _logger = get_logger(__name__)
 
@@ -102,21 +104,34 @@ class OwnerWork:
                 await self._pause("timers", failures, error)
 
     async def _read(self, log: Log, topic: str) -> None:
-        """Read those partitions of a topic that fall to this one: all of them are shared among the engine's."""
+        """Read those partitions of a topic that fall to this one, also those that it gets later.
+
+        All of them are shared among the engine's. What is written to a partition that was not there before is new.
+        """
+        spec = command_inputs(self._engine)[topic]
+        pumps: dict[int, asyncio.Task[None]] = {}
+        try:
+            for look in itertools.count():
+                count = await self._partitions_of(log, topic)
+                for partition in range(self._partition, count, self._engine.partitions):
+                    if partition not in pumps:
+                        at, new = TopicPartition(topic, partition), spec._replace(start="earliest")
+                        source = CommandSource(new if look else spec, at, self._handling, self._places)
+                        pumps[partition] = asyncio.create_task(self._pump(log, source, at))
+                await asyncio.sleep(_LOOK_FOR_PARTITIONS_S)
+        finally:
+            for pump in pumps.values():
+                pump.cancel()
+            await asyncio.gather(*pumps.values(), return_exceptions=True)
+
+    async def _partitions_of(self, log: Log, topic: str) -> int:
         failures = 0
         while True:
             try:
-                count = (await log.admin.describe(topic)).partitions
-                break
+                return (await log.admin.describe(topic)).partitions
             except HeadraceError as error:
                 failures += 1
                 await self._pause(topic, failures, error)
-        spec = command_inputs(self._engine)[topic]
-        pumps = []
-        for partition in range(self._partition, count, self._engine.partitions):
-            at = TopicPartition(topic, partition)
-            pumps.append(self._pump(log, CommandSource(spec, at, self._handling, self._places), at))
-        await asyncio.gather(*pumps)
 
     async def _pump(self, log: Log, source: InputSource, at: TopicPartition) -> None:
         await TopicPump(source, at, log, self._places, self._submit).run()

@@ -49,6 +49,7 @@ CORRELATION_HEADER = "headrace.correlation-id"
 _IN_REPLY_TO_HEADER = "headrace.in-reply-to"
 _ERROR_HEADER = "headrace.error"
 _PLACE_HEADER = "headrace.place"
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 _REASON_AT_MOST = 2000
 _MESSAGE_AT_MOST = 500
@@ -64,6 +65,7 @@ class TopicCommandMessage(NamedTuple):
     command_id: str | None = None
     reply_to: str | None = None
     correlation_id: bytes | None = None
+    trace: Headers = ()
 
 
 def command_record(
@@ -102,6 +104,7 @@ class MessageHeaders(NamedTuple):
     command_id: str | None
     reply_to: str | None
     correlation_id: bytes | None
+    trace: Headers
 
 
 def parse_headers(record: Record) -> MessageHeaders:
@@ -113,6 +116,7 @@ def parse_headers(record: Record) -> MessageHeaders:
         _text(COMMAND_ID_HEADER, command_id) or None,
         _text(REPLY_TO_HEADER, reply_to) or None,
         headers.get(CORRELATION_HEADER),
+        tuple(each for each in record.headers if each[0] in _TRACE_HEADERS),
     )
 
 
@@ -131,6 +135,7 @@ def forwarded(engine: Engine[Any], message: TopicCommandMessage) -> NewRecord:
     if message.correlation_id is not None:
         headers.append((CORRELATION_HEADER, message.correlation_id))
     aggregate, kind, data, command_id, *_ = message
+    headers += message.trace
     return command_record(engine, aggregate, kind, data, command_id=command_id, headers=tuple(headers))
 
 

@@ -43,7 +43,6 @@ __all__ = ["CommandSource", "command_inputs", "ensure_dead_letters"]
 
 # A dead letter has the reason and the place in addition.
 _DEAD_LETTER_BYTES = 8 * 1024
-_TRACE_HEADERS = ("traceparent", "tracestate")
 
 Outcome: TypeAlias = Decision | CommandReply
 
@@ -149,7 +148,7 @@ class TopicCommand:
             kind=message.kind,
             data=message.data,
             command_id=message.command_id,
-            trace=tuple(each for each in record.headers if each[0] in _TRACE_HEADERS),
+            trace=message.trace,
         )
 
     async def decide(self, record: AggregateRecord | None, *, floor: BatchName, now_ms: int) -> Outcome | None:
