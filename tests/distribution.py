@@ -87,6 +87,8 @@ SECONDS: dict[str, float] = {
     "tests/engine/test_partition.py": 20,
     "tests/engine/test_simulation.py": 25,
     "tests/keyspace/test_processes.py": 29,
+    "tests/keyspace/test_processes_kafka.py": 30,
+    "tests/keyspace/test_resizing.py": 20,
     "tests/serde/test_registries.py": 25,
     "tests/services/test_running.py": 25,
     "tests/log/test_embedded_conformance.py": 20,
