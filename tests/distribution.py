@@ -91,6 +91,8 @@ SECONDS: dict[str, float] = {
     "tests/log/kafka/test_lost_answers.py": 25,
     "tests/pipeline/test_growth.py": 25,
     "tests/secured/test_submit.py": 25,
+    "tests/keyspace/test_processes_kafka.py": 30,
+    "tests/keyspace/test_resizing.py": 20,
     "tests/serde/test_registries.py": 25,
     "tests/services/test_orphans.py": 25,
     "tests/state/test_simulation.py": 25,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from tests.keyspace.cluster import Processes
+from tests.keyspace.histories import under_load
 from tests.keyspace.process_exam import ProcessExam, running_processes
 from tests.keyspace.setting import Place
 
@@ -24,4 +25,13 @@ async def processes(kafka: RunningService, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.servers
 class TestProcessesKafka(ProcessExam):
-    """All of it."""
+    """All of it, and a restart."""
+
+    async def test_a_restart_costs_no_request(self, processes: Processes) -> None:
+        """C13: a node is drained, stopped and started again under load: its partitions are handed over, and back."""
+        processes.prepare("a")
+        async with under_load(processes.caller.client, processes.keys(4)) as load:
+            await processes.stop("a")
+            await processes.start_again("a")
+            await processes.settled()
+            await load.go_on()
