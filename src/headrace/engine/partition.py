@@ -39,6 +39,7 @@ from headrace.errors import (
     OutcomeUnknown,
     RecordTooLarge,
     StateReadOnly,
+    TimedOut,
     TimestampTooFarAhead,
     Unavailable,
     UnknownPartition,
@@ -125,6 +126,7 @@ class EnginePartition(Generic[S]):
         self._arrivals = 0
         self._pending = 0
         self._is_watching = False
+        self._is_behind = False
         self.housekeeping = EngineHousekeeping(
             handling, states, self._queue, clock=clock, may_confirm=self._may_confirm
         )
@@ -247,14 +249,27 @@ class EnginePartition(Generic[S]):
     async def read(self, aggregate: str, *, timeout_s: float, at_least: str | None = None) -> CommittedAggregate:
         """Return what is committed of an aggregate, at a moment after this call began.
 
-        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names.
+        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names, TimedOut.
         """
         await self._owned_by().serve_gate(timeout_s=timeout_s)
-        if at_least is not None:
-            token = ConsistencyToken.parse(at_least)
-            await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        token = ConsistencyToken.parse(at_least or "")
+        await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        if self._is_behind or self._tokens.is_beyond(token):
+            # Readers of the log can see a commit before its owner hears of it.
+            await self._settle(timeout_s)
+            await self._owned_by().serve_gate(timeout_s=timeout_s)
         record, since = await self._stored(aggregate), self._last
         return CommittedAggregate(record, since, await self._tokens.text())
+
+    async def _settle(self, timeout_s: float) -> None:
+        """Wait until what is being committed now is committed and applied, or known not to be. Raises TimedOut."""
+        batch = self._committing
+        try:
+            async with asyncio.timeout(timeout_s):
+                while batch is not None and self._committing is batch:
+                    await self._settled.wait()
+        except TimeoutError as error:
+            raise TimedOut(f"waiting for a commit of engine {self._engine.name!r}", timeout_s) from error
 
     def _submit_work(self, aggregate: str, work: BatchWork, is_alone: bool) -> PendingCommand:
         """Put work that no caller has sent into the lane of an aggregate, or into one of its own."""
@@ -380,7 +395,17 @@ class EnginePartition(Generic[S]):
             await self._read_again()
 
     async def _read_again(self) -> None:
-        """Read the log to its end, for as long as that takes, and handle again what is not committed."""
+        """Read the log to its end, for as long as that takes, and handle again what is not committed.
+
+        Reads wait for it: until then the copy may lack what was committed.
+        """
+        self._is_behind = True
+        try:
+            await self._read_to_end()
+        finally:
+            self._is_behind = False
+
+    async def _read_to_end(self) -> None:
         self._queue.rewind(self._queue.floor)
         for failures in itertools.count(1):
             if not self._queue.is_begun:
