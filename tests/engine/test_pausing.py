@@ -21,7 +21,7 @@ from headrace.engine import (
     engine_phase,
     rebuild_some,
 )
-from headrace.errors import RebuildRefused, TimedOut
+from headrace.errors import RebuildRefused, TimedOut, WrongStateTopic
 from headrace.model import NewRecord
 from headrace.testing.conformance.log_setting import eventually
 
@@ -100,3 +100,25 @@ async def test_one_aggregate_of_a_lost_partition_is_not_rebuilt_alone(tmp_path: 
         with pytest.raises(RebuildRefused, match="without --id"):
             await _rebuild(hr, bank, "a")
         assert await engine_phase(hr.log, hr.settings.cluster.name, "bank") == "serving"
+
+
+async def test_a_rebuild_that_can_not_begin_does_not_stop_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N25: a declaration that does not fit the topics, or an owner that can't be fenced: it is served as before."""
+    bank = bank_engine()
+    async with _node(tmp_path, bank) as hr:
+        account, cluster = hr.engine(bank).aggregate("a"), hr.settings.cluster.name
+        await account.send(Deposit(1))
+        with pytest.raises(WrongStateTopic):
+            await begin_rebuild(hr.log, hr.store.settings, bank_engine(partitions=2), hr.settings)
+        assert await engine_phase(hr.log, cluster, "bank") == "serving"
+
+        async def never(*_: object, **__: object) -> int:
+            raise TimedOut("taking a partition over", 0.1)
+
+        monkeypatch.setattr("headrace.engine.rebuild_runs.fence_partition", never)
+        with pytest.raises(TimedOut):
+            await begin_rebuild(hr.log, hr.store.settings, bank, hr.settings)
+        assert await engine_phase(hr.log, cluster, "bank") == "serving"
+        assert (await account.send(Deposit(1), timeout_s=30)).version == 2

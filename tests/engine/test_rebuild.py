@@ -63,7 +63,7 @@ class Rebuilding:
             self.setting.log, self.journal, self.engine, self.values, self.group, ids, max_record_bytes=1_000_000
         )
 
-    async def run_all(self, *ids: str) -> None:
+    async def run_all(self, *ids: str) -> int:
         """Rebuild these, which are all aggregates of partition 0, as a task of Spark does."""
         log = self.setting.log
         fenced = await fence_partition(log, self.engine, self.group, 0)
@@ -78,6 +78,7 @@ class Rebuilding:
                     fold.add(event)
                 await writer.write([writer.record(RebuiltAggregate(fold, stored.get(id_)))])
             await writer.end()
+        return len(ids)
 
     async def put(self, id_: str, value: bytes | None) -> None:
         """Write a record to the state topic behind the engine's back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from tests.engine.models import Deposit, Deposited, Query, Withdraw, bank_engine
 from tests.engine.node_process import EnginePlace
 
 from headrace.app import connect
-from headrace.engine import CommandRequest, Engine, Rejected
-from headrace.errors import BadToken, TokenAhead, TokenOfOtherTopic
-from headrace.model import ConsistencyToken, combine_tokens
+from headrace.cluster import Committed
+from headrace.engine import AggregateRecord, CommandRequest, Engine, Rejected
+from headrace.engine.records import NOTHING_FORGOTTEN
+from headrace.errors import BadToken, StateDiskFull, TimedOut, TokenAhead, TokenOfOtherTopic
+from headrace.model import ConsistencyToken, NewRecord, TokenPlace, combine_tokens
 from headrace.projection import Projection
 
 
@@ -100,3 +103,63 @@ async def test_one_token_is_for_every_read(place: EnginePlace) -> None:
                 await account.read(at_least=str(ConsistencyToken.of([wrong])))
         with pytest.raises(BadToken):
             await account.read(at_least="garbage")
+
+
+async def test_a_read_shows_an_event_that_others_saw_before_the_owner_heard_of_its_commit(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N28: while the answer to a commit is on its way the log has it; a read with the event's token waits for it."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    commit, written, answered = node.owner.commit, asyncio.Event(), asyncio.Event()
+
+    async def held(records: Sequence[NewRecord]) -> Committed:
+        committed = await commit(records)
+        written.set()
+        await answered.wait()
+        return committed
+
+    monkeypatch.setattr(node.owner, "commit", held)
+    sending = asyncio.create_task(node.send("a", Deposit(2)))
+    await written.wait()
+    read = node.partition.read
+    assert ((await read("a", timeout_s=20)).record or AggregateRecord.new(NOTHING_FORGOTTEN)).version == 1
+    for topic, offset in (await last_offsets(setting, bank)).items():
+        topic_id = (await setting.log.admin.describe(topic)).topic_id
+        token = str(ConsistencyToken.of([TokenPlace(topic, topic_id, 0, offset)]))
+        with pytest.raises(TimedOut, match="waiting for a commit of engine"):
+            await read("a", timeout_s=0.02, at_least=token)
+    reading = asyncio.create_task(read("a", timeout_s=20, at_least=token))
+    await asyncio.sleep(0)
+    answered.set()
+    assert ((await reading).record or AggregateRecord.new(NOTHING_FORGOTTEN)).version == 2
+    await sending
+
+
+async def test_a_read_after_a_reply_shows_the_command_also_if_it_could_not_be_applied_at_once(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11: what was acknowledged is in the log; until the copy has read it there, reads wait, and are never older."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    catch_up, go_on = node.partition._states.catch_up, asyncio.Event()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise StateDiskFull("/data", "no space left on device")
+
+    async def later() -> None:
+        await go_on.wait()
+        await catch_up()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.partition._replica, "apply_committed", fails)
+        patch.setattr(node.partition._states, "catch_up", later)
+        done = await node.send("a", Deposit(2))
+        assert done.version == 2
+        with pytest.raises(TimedOut):
+            await node.partition.read("a", timeout_s=0.02)
+        reading = asyncio.create_task(node.partition.read("a", timeout_s=20))
+        go_on.set()
+        assert ((await reading).record or AggregateRecord.new(NOTHING_FORGOTTEN)).version == 2

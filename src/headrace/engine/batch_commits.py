@@ -30,6 +30,7 @@ from headrace.errors import (
     NotPartitionOwner,
     OutcomeUnknown,
     RecordTooLarge,
+    TimedOut,
     TimestampTooFarAhead,
     Unavailable,
     UnknownPartition,
@@ -93,6 +94,7 @@ class BatchCommits(Generic[S]):
         self._committing: CommandBatch | None = None
         self._stamp_ms = 0
         self.last = NOTHING_FORGOTTEN
+        self.is_behind = False
 
     @property
     def is_committing(self) -> bool:
@@ -222,8 +224,28 @@ class BatchCommits(Generic[S]):
         if self._queue.is_begun:
             await self.read_again()
 
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until what is being committed now is committed and applied, or known not to be. Raises TimedOut."""
+        batch = self._committing
+        try:
+            async with asyncio.timeout(timeout_s):
+                while batch is not None and self._committing is batch:
+                    await self._settled.wait()
+        except TimeoutError as error:
+            raise TimedOut(f"waiting for a commit of engine {self._engine.name!r}", timeout_s) from error
+
     async def read_again(self) -> None:
-        """Read the log to its end, for as long as that takes, and handle again what is not committed."""
+        """Read the log to its end, for as long as that takes, and handle again what is not committed.
+
+        Reads wait for it: until then the copy may lack what was committed.
+        """
+        self.is_behind = True
+        try:
+            await self._read_to_end()
+        finally:
+            self.is_behind = False
+
+    async def _read_to_end(self) -> None:
         self._queue.rewind(self._queue.floor)
         for failures in itertools.count(1):
             if not self._queue.is_begun:

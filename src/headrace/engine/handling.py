@@ -145,7 +145,8 @@ class CommandHandling(Generic[S]):
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
-        stage, context = "state", None
+        stage = "state"
+        context: CommandContext[S] | None = None
         try:
             state = self._state_of(record)
             context = CommandContext(

@@ -251,12 +251,15 @@ class EnginePartition(Generic[S]):
     async def read(self, aggregate: str, *, timeout_s: float, at_least: str | None = None) -> CommittedAggregate:
         """Return what is committed of an aggregate, at a moment after this call began.
 
-        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names.
+        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names, TimedOut.
         """
         await self._owned_by().serve_gate(timeout_s=timeout_s)
-        if at_least is not None:
-            token = ConsistencyToken.parse(at_least)
-            await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        token = ConsistencyToken.parse(at_least or "")
+        await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        if self._commits.is_behind or self._tokens.is_beyond(token):
+            # Readers of the log can see a commit before its owner hears of it.
+            await self._commits.settle(timeout_s)
+            await self._owned_by().serve_gate(timeout_s=timeout_s)
         record, since = await self._stored(aggregate), self._commits.last
         return CommittedAggregate(record, since, await self._tokens.text())
 

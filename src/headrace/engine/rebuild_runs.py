@@ -16,7 +16,7 @@ from headrace.engine.pausing import change_engine_phase
 from headrace.engine.rebuilding import EngineGroup, fence_partition, rebuild_aggregates
 from headrace.engine.records import AggregateValues
 from headrace.engine.topics import check_state_there, make_topics
-from headrace.errors import RebuildRefused, WrongEngineTopic
+from headrace.errors import HeadraceError, RebuildRefused, WrongEngineTopic
 from headrace.log import Log
 from headrace.model import partition_of
 from headrace.serde import Registry
@@ -41,19 +41,25 @@ async def begin_rebuild(
     """Pause an engine for a rebuild of all aggregates, make its topics, and fence its partitions.
 
     From now on only a rebuild that comes to its end lets the engine be served again. A rebuild that was interrupted is
-    begun in the same way, and writes everything again. Raises BadArgument, TimedOut.
+    begun in the same way, and writes everything again. If this itself fails, the engine is served as before. Raises
+    BadArgument, WrongStateTopic, WrongEngineTopic, TimedOut.
     """
     journal_topic_of(engine)
-    await change_engine_phase(log, settings.cluster.name, engine, "rebuilding")
     limits = await make_topics(log, shared, engine)
     group = await _group_of(log, settings)
+    before = await change_engine_phase(log, settings.cluster.name, engine, "rebuilding")
     turn = asyncio.Semaphore(_SIDE_BY_SIDE)
 
     async def fence(partition: int) -> int:
         async with turn:
             return await fence_partition(log, engine, group, partition, timeout_s=timeout_s)
 
-    epochs = await asyncio.gather(*(fence(partition) for partition in range(engine.partitions)))
+    try:
+        epochs = await asyncio.gather(*(fence(partition) for partition in range(engine.partitions)))
+    except HeadraceError:
+        if before != "rebuilding":  # nothing was written yet
+            await change_engine_phase(log, settings.cluster.name, engine, before, ends_rebuild=True)
+        raise
     return RebuildPlan(group, dict(enumerate(epochs)), limits.state_bytes)
 
 

@@ -66,6 +66,21 @@ class PartitionTokens:
             self._text = str(ConsistencyToken.of(self._places()))
         return self._text
 
+    def is_beyond(self, token: ConsistencyToken) -> bool:
+        """Return True if a token names a record of this partition that is not known to be committed here."""
+        known = {self._state.at: self._state_known}
+        if self._journal_at is not None:
+            known[self._journal_at] = self._journal_offset
+        return any(
+            place.offset > known.get(TopicPartition(place.topic, place.partition), place.offset)
+            for place in token.places
+        )
+
+    @property
+    def _state_known(self) -> int:
+        applied = place_of(self._state)
+        return max(self._state_offset, -1 if applied is None else applied.offset)
+
     def _want_journal_end(self) -> None:
         self._questions += 1
         self._text = None
@@ -83,7 +98,5 @@ class PartitionTokens:
     def _places(self) -> Iterable[TokenPlace]:
         if self._journal_at is not None and self._journal_id and self._journal_offset >= 0:
             yield TokenPlace(self._journal_at.topic, self._journal_id, self._journal_at.partition, self._journal_offset)
-        applied = place_of(self._state)
-        offset = max(self._state_offset, -1 if applied is None else applied.offset)
-        if offset >= 0:
+        if (offset := self._state_known) >= 0:
             yield TokenPlace(self._state.topic.name, self._state.topic.topic_id, self._state.at.partition, offset)
