@@ -240,10 +240,10 @@ class Coordinator:
         if await self._send_facts(shared):
             shared = await self._store.read()
         view = view_of(shared)
+        self._last_cluster_id = view.cluster_id or self._last_cluster_id
         self._check_groups(view)
         if shared.leads and self._facts is not None and await self._lead(shared, view, self._facts.id):
             view = view_of(await self._store.read())
-        self._last_cluster_id = view.cluster_id or self._last_cluster_id
         if view != self._view:
             self._view = view
             await self._tell()
@@ -287,7 +287,8 @@ class Coordinator:
         if plan == last_plan(view):
             return bool(obsolete)
         PLANS.inc()
-        await self._store.put_plan(encode(plan), expected=shared.version)
+        if await self._store.put_plan(encode(plan), expected=shared.version):
+            self._last_cluster_id = plan.cluster_id
         return True
 
     def _look_for_absent(self, view: ClusterView) -> tuple[dict[str, MemberFacts], frozenset[str]]:
