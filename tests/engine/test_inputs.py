@@ -421,6 +421,7 @@ async def until_done_behind(node: EngineNode, topic: str, count: int) -> None:
     await eventually(is_listed, every_s=0.005, what="the commands behind the slow one")
 
 
+@embedded_only
 async def test_a_place_goes_on_when_records_before_those_that_are_done_were_compacted(setting: EngineSetting) -> None:
     """N39: what is done stays so, and the place is not held up by a record that is gone."""
     await setting.log.admin.create("compacted", partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
@@ -539,6 +540,7 @@ async def test_work_that_comes_when_the_partition_is_lost_is_not_done_later(sett
     assert isinstance(late.done.exception(), NotPartitionOwner)
 
 
+@embedded_only
 @pytest.mark.parametrize("where", ["decode", "handler"])
 async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: EngineSetting, where: str) -> None:
     """N8, N39: a reason with characters that UTF-8 can't carry is written with escapes, as dead letter and as reply."""

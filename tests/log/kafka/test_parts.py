@@ -7,10 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import HeadraceError, UnknownPartition, UnknownTopic
@@ -18,7 +20,7 @@ from headrace.log.kafka.admin import copies_for, durability_of
 from headrace.log.kafka.append import Placer, batch_bytes_of, place
 from headrace.log.kafka.client import ClientConfigs, ConnectionBreaks, Threads, servers_of
 from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
-from headrace.log.kafka.open_transaction import Attempt, produce_some
+from headrace.log.kafka.open_transaction import Attempt, deliver_all, produce_some
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
@@ -243,14 +245,15 @@ def test_a_topic_of_small_batches_is_flushed_in_between() -> None:
 class _FailingProducer:
     """Polls like a producer that fails for good in its first poll, and reports what was on its way after that."""
 
-    def __init__(self, landed: Landed) -> None:
+    def __init__(self, landed: Landed, fatal: Any) -> None:
         self._landed = landed
+        self._fatal = fatal
         self._polls = 0
 
     def poll(self, wait_s: float) -> int:
         self._polls += 1
         if self._polls == 1:
-            raise SystemError("returned NULL without setting an exception")
+            raise self._fatal
         if self._polls == 2:
             self._landed.append("an append")
             return 1
@@ -258,8 +261,13 @@ class _FailingProducer:
         return 0
 
 
+# The driver loses the exception, or raises the error itself, which is none and passes `except BaseException`.
+FATALS = [SystemError("returned NULL without setting an exception"), KafkaError(KafkaError._FENCED, "a newer instance")]
+
+
+@pytest.mark.parametrize("fatal_error", FATALS)
 @pytest.mark.parametrize("in_flight", [1, 1000])
-async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int) -> None:
+async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int, fatal_error: Any) -> None:
     """FL1: the driver raises a fatal error from a poll; appends that wait must hear of it, and the next ones too."""
     landed, fatal = Landed(), list[bool]()
     settled: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
@@ -269,7 +277,7 @@ async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int) -> No
             settled.set_result(found)
 
     poller = Poller(
-        _FailingProducer(landed),
+        _FailingProducer(landed, fatal_error),
         landed,
         settle,
         waits_for_room=lambda: False,
@@ -280,6 +288,37 @@ async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int) -> No
     assert fatal == [True]
     poller.stop()
     await asyncio.to_thread(poller.join)
+
+
+async def test_a_call_in_which_the_driver_raises_what_is_no_exception_comes_to_an_end() -> None:
+    """A KafkaError that the driver raises itself ended the thread of the call, and its caller waited forever."""
+    threads = Threads("bare", count=1)
+
+    def fails() -> None:
+        raise KafkaError(KafkaError._FENCED, "a newer instance")  # type: ignore[misc]
+
+    async with asyncio.timeout(5):
+        with pytest.raises(KafkaException) as raised:
+            await threads.run(fails)
+        assert raised.value.args[0].code() == KafkaError._FENCED
+        assert await threads.run(lambda: "the thread goes on") == "the thread goes on"
+    await threads.join()
+
+
+def test_a_flush_that_is_cut_off_by_a_fatal_error_goes_on() -> None:
+    """C9: an owner that was deposed while it was frozen finds out; its commit never ended, and it stood by no more."""
+
+    class Fenced:
+        def __init__(self) -> None:
+            self.flushes = 0
+
+        def flush(self, timeout_s: float) -> int:
+            self.flushes += 1
+            if self.flushes == 1:
+                raise KafkaError(KafkaError._FENCED, "a newer instance")  # type: ignore[misc]
+            return 0
+
+    assert deliver_all(Fenced(), time.monotonic() + 5) == 0
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,14 @@ class ZooKeeperCoordinationStore:
             await self._remove_own(f"members/{session[0]}")
 
     async def read(self) -> Shared:
-        """Return what all nodes share, and watch all of it."""
+        """Return what all nodes share, and watch all of it. Raises Unreachable, also while somebody removes it."""
+        try:
+            return await self._read()
+        except NoNodeError as error:
+            reason = f"{self._root} is being removed, or the server has lost its data"
+            raise Unreachable(self._hosts, reason, outcome_known=False) from error
+
+    async def _read(self) -> Shared:
         self._changed.clear()
         members, requests = await asyncio.gather(self._children("members"), self._children("requests"))
         plan = await self._get("plan")
@@ -160,7 +167,7 @@ class ZooKeeperCoordinationStore:
         stat = await self._ask("exists", path, watch=self._watcher)
         if stat is None and self._session is not None:
             try:
-                await self._ask("create", path, self._session[0].encode(), ephemeral=True)
+                await self._ask("create", path, self._session[0].encode(), ephemeral=True, makepath=True)
             except NodeExistsError:
                 return False
             return True

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.config import KafkaLogSettings, redact
 from headrace.errors import BadArgument, Closed, Forbidden, Unreachable
-from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.faults import error_in, whole
 
 __all__ = [
     "DRIVER_LOG",
@@ -346,7 +346,7 @@ class Threads:
         """Start a call; the caller need not await the returned future. Raises Closed after `join`."""
         if self._is_ended:
             raise Closed("the Kafka log")
-        call = functools.partial(function, *args, **kwargs)
+        call = functools.partial(whole, function, *args, **kwargs)
         running = asyncio.get_running_loop().run_in_executor(self._executor, call)
         self._running.add(running)
         running.add_done_callback(self._running.discard)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -18,7 +19,11 @@ __all__ = [
     "Faults",
     "closed_first",
     "error_in",
+    "whole",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNKNOWN_TOPIC = frozenset(
     {
@@ -113,6 +118,32 @@ PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noq
 def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
     """Return the KafkaError that a KafkaException carries, or the fatal one that the driver lost."""
     return exception.args[0] if isinstance(exception, KafkaException) else _LOST_FATAL
+
+
+class _Bare:
+    """Catches a KafkaError that is raised itself."""
+
+    error: KafkaError | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        if isinstance(error, KafkaError):
+            self.error = error
+        return self.error is not None
+
+
+def whole(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the driver; what it raises is an exception. Raises KafkaException, SystemError.
+
+    When a client fails for good while it serves callbacks, the driver may raise the KafkaError itself, which is no
+    exception: it passes `except BaseException` and ends its thread, and whoever waits for the call waits forever.
+    """
+    bare = _Bare()
+    with bare:
+        return call(*args, **kwargs)
+    raise KafkaException(bare.error)
 
 
 def closed_first(topic: str) -> OperationFailed:

@@ -21,6 +21,7 @@ from headrace.errors import OperationFailed, UnreadableRecord
 from headrace.log.follower import Feed
 from headrace.log.kafka.client import DRIVER_LOG, LOGGER, ClientConfigs
 from headrace.log.kafka.consumers import take
+from headrace.log.kafka.faults import whole
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.read import count_batch, find_bounds, is_retried_by_driver, out_of_range, record_of
 from headrace.log.kafka.topic_watch import TopicWatch
@@ -272,7 +273,7 @@ class _FollowingConsumer:
             assigned.update(new)
 
     def _poll(self) -> None:
-        found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
+        found = sort_messages(whole(take, self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
         if found.doubtful:
             self._consumer.incremental_unassign([_driver_partition(at) for at in found.doubtful])
             self._consumer.incremental_assign(

@@ -16,7 +16,7 @@ from headrace.errors import Closed, Fenced, HeadraceError, TransactionFailed, Tr
 from headrace.log.kafka.append import refusal_of
 from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Threads
 from headrace.log.kafka.deliveries import REFRESHES, Placed, is_about_partition, produce, refresh
-from headrace.log.kafka.faults import FATAL_RAISED, NO_OFFSET, error_in
+from headrace.log.kafka.faults import FATAL_RAISED, NO_OFFSET, error_in, whole
 from headrace.log.metrics import TRANSACTIONS
 from headrace.model import NewRecord, Position, Topic, size_of
 
@@ -26,6 +26,7 @@ __all__ = [
     "TransactionState",
     "abort_before_close",
     "count_outcome",
+    "deliver_all",
     "deliver_and_commit",
     "flush_and_abort",
     "produce_record",
@@ -252,7 +253,7 @@ def deliver_all(producer: Any, deadline: float) -> int:  # noqa: ANN401
     """Wait for the records of a transaction; returns how many are still on their way when the time is up."""
     for _ in range(_FATALS):
         with contextlib.suppress(*FATAL_RAISED):
-            return int(producer.flush(max(0.001, deadline - time.monotonic())))
+            return int(whole(producer.flush, max(0.001, deadline - time.monotonic())))
     return len(producer)
 
 
@@ -260,7 +261,7 @@ def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
     """Commit; retry until the deadline while the error is retriable. Raises KafkaException."""
     while True:
         try:
-            producer.commit_transaction(max(0.001, deadline - time.monotonic()))
+            whole(producer.commit_transaction, max(0.001, deadline - time.monotonic()))
             _serve_log_lines(producer)
             return
         except KafkaException as failure:
@@ -290,7 +291,7 @@ def _begin_next(producer: Any) -> bool:  # noqa: ANN401
     next `begin` tries again, and says why.
     """
     with contextlib.suppress(*FATAL_RAISED):
-        producer.begin_transaction()
+        whole(producer.begin_transaction)
         return True
     return False
 
@@ -298,20 +299,20 @@ def _begin_next(producer: Any) -> bool:  # noqa: ANN401
 def flush_and_abort(producer: Any, timeout_s: float) -> None:  # noqa: ANN401
     """Deliver what is queued, then abort, so that the offsets of the aborted records are known."""
     deliver_all(producer, time.monotonic() + _LANDING_S)
-    producer.abort_transaction(timeout_s)
+    whole(producer.abort_transaction, timeout_s)
     _serve_log_lines(producer)
 
 
 def _serve_log_lines(producer: Any) -> None:  # noqa: ANN401
     """Let librdkafka report broken connections, which it does from `poll`."""
     with contextlib.suppress(*FATAL_RAISED):
-        producer.poll(0)
+        whole(producer.poll, 0)
 
 
 def abort_before_close(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
     """Abort before the producer is closed; if that fails, the brokers abort after the transaction's time-out."""
     try:
-        producer.abort_transaction(_CLOSING_S)
+        whole(producer.abort_transaction, _CLOSING_S)
         count_outcome("aborted")
     except FATAL_RAISED as failure:
         LOGGER.warning("%s was closed before its transaction was aborted: %s", transactional_id, failure)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace.log.kafka.faults import FATAL_RAISED
+from headrace.log.kafka.faults import FATAL_RAISED, whole
 
 __all__ = ["Landed", "Poller"]
 
@@ -100,7 +100,7 @@ class Poller:
     def _poll(self, wait_s: float) -> int:
         """Poll. A fatal error is raised once; polling goes on after it, because the failed deliveries come later."""
         try:
-            return int(self._producer.poll(wait_s))
+            return int(whole(self._producer.poll, wait_s))
         except FATAL_RAISED:
             self._on_fatal()
             return 1
