@@ -296,6 +296,22 @@ async def test_a_read_waits_for_no_other_request(world: World) -> None:
     assert await writing == b"node-1 0 w"
 
 
+@pytest.mark.parametrize("options", [{"is_read": True}, {"command_id": "x"}])
+async def test_a_member_that_may_be_the_owner_is_not_waited_for_to_the_end(
+    world: World, options: Mapping[str, Any]
+) -> None:
+    """C9: the owner, not ready for a moment, sends callers to a replica that is frozen; they come back to it."""
+    world.announce({0: "node-2"}, takes_over=False)
+    world["node-1"].owned = {0}
+    world["node-1"].gate.clear()
+    asking = asyncio.create_task(world.router.ask("accounts", key_of(0), b"x", timeout_s=8, **options))
+    async with asyncio.timeout(5):
+        while not world["node-1"].seen:  # noqa: ASYNC110 - it is only looked at
+            await asyncio.sleep(0.005)
+        world["node-2"].owned = {0}
+        assert await asking == b"node-2 0 x"
+
+
 async def test_a_refusal_is_never_repeated(world: World) -> None:
     """C8: not by an ask, and not by an ack."""
     for send in (world.router.ask, world.router.ack):

@@ -36,7 +36,8 @@ class Attempts(NamedTuple):
 class Trail:
     """The members that one request has asked: the likely owner whenever it is a new one, else the others in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_s: float = 0.0) -> None:
+        self.began_s = began_s
         self._likely: str | None = None
         self._asked: str | None = None
 

@@ -41,6 +41,9 @@ LOST_TELLS = counter("cluster", "tells_lost", "Tells that failed; they are sent 
 ACK_ATTEMPTS = 3
 ACK_ATTEMPT_S = 3.5  # longer than the three seconds in which a partition finds its next owner
 _NOT_NOTED = nullcontext()
+# A member that may, but need not, be the owner is given so long to answer what can be repeated, and then as long again
+# as the request has taken: one that is frozen must not hold it up until its deadline.
+OTHERS_S = 1.0
 SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcome would only become unknown
 
 _log = get_logger(__name__)
@@ -260,7 +263,7 @@ class Router:
         if self._is_closed:
             raise Closed("the router")
         deadline_s = self._loop.time() + timeout_s if deadline_s is None else deadline_s
-        attempts, trail, last = Attempts(number=request.attempt), Trail(), failed
+        attempts, trail, last = Attempts(number=request.attempt), Trail(self._loop.time()), failed
         if ticket is not None and ticket.must_wait:
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
         while True:
@@ -299,6 +302,9 @@ class Router:
         member = trail.next(candidates)
         if request.attempt != attempts.number:
             request = msgspec.structs.replace(request, attempt=attempts.number)
+        if member != candidates[0] and request.is_repeatable:
+            now_s = self._loop.time()
+            deadline_s = min(deadline_s, now_s + max(OTHERS_S, now_s - trail.began_s))
         try:
             reply = await self._ask_member(member, request, deadline_s)
         except NotPartitionOwner as error:
