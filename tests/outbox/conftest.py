@@ -29,16 +29,6 @@ GROUNDS = [
 GROUNDS_OF_SLOW_TESTS = [pytest.param("sqlite-embedded", marks=pytest.mark.full), *GROUNDS[1:]]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests that are marked `full` to `make test-full`: they take seconds on one more ground."""
-    if config.getoption("--full"):
-        return
-    here = Path(__file__).parent
-    left_out = [item for item in items if item.path.parent == here and item.get_closest_marker("full")]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
-
-
 def _made(server_url: str, create: str) -> URL:
     url = url_of(server_url)
     admin = create_engine(url, isolation_level="AUTOCOMMIT")
