@@ -61,9 +61,7 @@ class FaultyCommits:
                 self._proxy.restore()
 
 
-# With connections that are dropped under a loaded machine, and time-outs of a second, librdkafka may abort the process:
-# it asserts the state of a transaction whose answer comes after its time was up, and ends the whole run of a worker.
-@pytest.mark.parametrize("fault", ["hold", pytest.param("drop", marks=pytest.mark.full)])
+@pytest.mark.parametrize("fault", ["hold", "drop"])
 async def test_a_commit_without_an_answer_is_settled_by_its_name(
     broker: RunningService, proxy: TcpProxy, opened: OpenKafka, fault: Literal["hold", "drop"], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from headrace.log.kafka.admin import copies_for, durability_of
 from headrace.log.kafka.append import Placer, batch_bytes_of, place
 from headrace.log.kafka.client import ClientConfigs, ConnectionBreaks, Threads, servers_of
 from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
-from headrace.log.kafka.open_transaction import Attempt, deliver_all, produce_some
+from headrace.log.kafka.open_transaction import Attempt, commit_until, deliver_all, produce_some
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
@@ -319,6 +319,30 @@ def test_a_flush_that_is_cut_off_by_a_fatal_error_goes_on() -> None:
             return 0
 
     assert deliver_all(Fenced(), time.monotonic() + 5) == 0
+
+
+class _Commits:
+    """Refuses the first commit with an error that may be retried."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "retry call to resume", retriable=True))
+
+    def poll(self, wait_s: float) -> int:
+        return 0
+
+
+def test_a_commit_is_resumed_only_with_time_for_it() -> None:
+    """N12: with a millisecond left the driver forgot that it was committing, and its late answer ended the process."""
+    late, early = _Commits(), _Commits()
+    with pytest.raises(KafkaException):
+        commit_until(late, time.monotonic() + 0.4)
+    commit_until(early, time.monotonic() + 60)
+    assert (late.calls, early.calls) == (1, 2)
 
 
 @pytest.mark.parametrize(

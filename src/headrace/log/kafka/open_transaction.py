@@ -25,6 +25,7 @@ __all__ = [
     "TransactionStage",
     "TransactionState",
     "abort_before_close",
+    "commit_until",
     "count_outcome",
     "deliver_all",
     "deliver_and_commit",
@@ -244,6 +245,9 @@ async def _queue(producer: Any, threads: Threads, placed: Placed, report: Callab
 
 
 _RETRY_S = 0.05
+# A commit is resumed only with at least so much time. A driver that has no time even to begin with it forgets that it
+# is committing, takes the late answer for that of an abort, and ends the process.
+_LEAST_TO_RESUME_S = 0.5
 _CLOSING_S = 5.0
 _LANDING_S = 1.0
 _FATALS = 3
@@ -258,14 +262,14 @@ def deliver_all(producer: Any, deadline: float) -> int:  # noqa: ANN401
 
 
 def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
-    """Commit; retry until the deadline while the error is retriable. Raises KafkaException."""
+    """Commit; resume while the error is retriable and there is time for it. Raises KafkaException."""
     while True:
         try:
             whole(producer.commit_transaction, max(0.001, deadline - time.monotonic()))
             _serve_log_lines(producer)
             return
         except KafkaException as failure:
-            if not error_in(failure).retriable() or time.monotonic() >= deadline:
+            if not error_in(failure).retriable() or deadline - time.monotonic() < _LEAST_TO_RESUME_S + _RETRY_S:
                 raise
             time.sleep(_RETRY_S)
 
