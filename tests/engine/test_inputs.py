@@ -155,10 +155,8 @@ async def test_an_owner_that_crashes_around_a_commit_leaves_each_command_once(
     assert await setting.payloads(bank) == [{"amount": n} for n in range(3)]
 
 
-async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: EngineSetting) -> None:
-    """N39: what is done behind it is listed in the place, and is not done again by the next owner."""
-    topic = setting.name()
-    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
+def deposits_that_wait(bank: Engine[int]) -> asyncio.Event:
+    """Declare deposits, and return what one of 0 waits for."""
     may_go = asyncio.Event()
 
     @bank.command
@@ -171,6 +169,14 @@ async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: Eng
     def deposited(count: int | None, event: Deposit) -> int:
         return (count or 0) + event.amount
 
+    return may_go
+
+
+async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: EngineSetting) -> None:
+    """N39: what is done behind it is listed in the place, and is not done again by the next owner."""
+    topic = setting.name()
+    bank: Engine[int] = Engine(f"{topic}-bank", state=int, partitions=1, command_topic=topic)
+    may_go = deposits_that_wait(bank)
     node = await setting.owner(bank)
     await until_read(node, 0)
     await write(setting, [command(topic, "a", {"amount": 0}), command(topic, "b", {"amount": 1})])
@@ -396,19 +402,7 @@ def waiting_engine(setting: EngineSetting, topic: str) -> tuple[Engine[int], asy
     """Return an engine that reads a topic, and what a deposit of 0 waits for."""
     bank: Engine[int] = Engine(setting.name(), state=int, partitions=1)
     bank.commands_from(topic)
-    may_go = asyncio.Event()
-
-    @bank.command
-    async def deposit(count: int | None, command: Deposit) -> Deposit:
-        if command.amount == 0:
-            await may_go.wait()
-        return command
-
-    @bank.event
-    def deposited(count: int | None, event: Deposit) -> int:
-        return (count or 0) + event.amount
-
-    return bank, may_go
+    return bank, deposits_that_wait(bank)
 
 
 async def until_done_behind(node: EngineNode, topic: str, count: int) -> None:
