@@ -143,7 +143,7 @@ async def test_headers_behind_a_body_say_nothing(serve: Serve) -> None:
 
 
 async def test_a_body_in_small_chunks_is_taken(serve: Serve) -> None:
-    """G11: what stands around the bytes of a body is bounded, but small chunks of a body are no attack."""
+    """G11: what stands around the bytes of a body is bounded, but a body may come in small chunks."""
     head = b"POST /journals/accounts/small HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
     body = b'{"events":[{"payload":"' + b"x" * 2000 + b'"}]}'
     async with serve(max_header_bytes=2048) as gateway, connected(gateway) as (reader, writer):
