@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from headrace.services import RunningService
 from headrace.testing.conformance import CoordinatorConformance
 from headrace.testing.conformance.coordinator_setting import OpenCoordinator, Outage, member, until
+from headrace.testing.conformance.store_setting import deadline
 from headrace.testing.proxy import TcpProxy
 
 
@@ -42,6 +44,22 @@ class TestEmbeddedCoordinator(CoordinatorConformance):
                 db.close()
 
         return locked
+
+
+def remove_at_once(client: KazooClient, path: str) -> None:
+    """Remove a tree in one transaction: members begin to enter again as soon as a part of it is gone."""
+    is_late = deadline(10)
+    while True:
+        paths = [path]
+        for parent in paths:  # grows while it is walked
+            with suppress(NoNodeError):
+                paths += [f"{parent}/{child}" for child in client.get_children(parent)]
+        transaction = client.transaction()
+        for each in reversed(paths):
+            transaction.delete(each)
+        if not any(isinstance(outcome, Exception) for outcome in transaction.commit()):
+            return
+        assert not is_late(), "the tree changed all the time"
 
 
 @pytest.mark.servers
@@ -79,7 +97,7 @@ class TestZooKeeperCoordinator(CoordinatorConformance):
         before = await until(two, lambda view: len(view.members) == 2 and "accounts" in view.placements)
         client = KazooClient(zookeeper.address)
         await asyncio.to_thread(client.start)
-        await asyncio.to_thread(client.delete, f"/headrace/{cluster_name}", recursive=True)
+        await asyncio.to_thread(remove_at_once, client, f"/headrace/{cluster_name}")
         await asyncio.to_thread(client.stop)
         await asyncio.to_thread(client.close)
         async with asyncio.timeout(20):

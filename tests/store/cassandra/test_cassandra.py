@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.suites.journal_script import Script
 
 from headrace.config import CassandraStoreSettings, StoreSettings
 from headrace.errors import Closed, TimedOut, Unreachable
+from headrace.journal import KeptHeads, replicate_batch
+from headrace.protocol.layout import Generation, Layout
 from headrace.services import RunningService
 from headrace.store import Place, RowDeletion, Store, open_store, write_time
+from headrace.store.metrics import REQUESTS
+from headrace.store.rows import meta_segment
 from headrace.testing.conformance.store_rows import counted
 from headrace.testing.conformance.store_setting import deadline, event, events, head, read_rows, replicated, seq_nrs
 from headrace.testing.proxy import TcpProxy
@@ -189,3 +196,36 @@ async def test_closing_leaves_no_thread_and_prints_nothing(
     await until(is_quiet, within_s=20)
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("cassandra").handlers
+
+
+def ids_of_segments(segments: int, *, each: int) -> list[str]:
+    """Return ids whose heads lie in as few partitions of the table of heads, in turn."""
+    chosen: dict[int, list[str]] = {}
+    for n in itertools.count():
+        segment = meta_segment(f"id-{n}", CassandraStoreSettings().meta_segments)
+        if segment < segments and len(own := chosen.setdefault(segment, [])) < each:
+            own.append(f"id-{n}")
+        if sum(map(len, chosen.values())) == segments * each:
+            return [id_ for together in zip(*chosen.values(), strict=True) for id_ in together]
+
+
+async def test_a_batch_of_many_journals_reads_and_writes_heads_together(store_address: str) -> None:
+    """FP4: one request a journal for its rows, and for the heads one query and one batch a partition of their table."""
+    store = await open_store(store_address)
+    ids, script, heads = ids_of_segments(2, each=20), Script("many-journals"), KeptHeads()
+    layout = Layout(script.at.topic, "script", (Generation(1),))
+
+    def requests() -> Counter[str]:
+        operations = ("read meta", "read metas of", "write meta", "write metas", "write rows")
+        return Counter({name: int(REQUESTS.labels("cassandra", name, "done")._value.get()) for name in operations})
+
+    written = {"write metas": 2, "write rows": 40}
+    for seq_nr, expected in ((1, {"read metas of": 2, **written}), (2, written)):
+        before, taken = requests(), len(script.records)
+        for id_ in ids:
+            script.append(id_, seq_nr)
+        await replicate_batch(store, layout, script.at, script.records[taken:], up_to=script.offset - 1, heads=heads)
+        assert requests() - before == Counter(expected)
+    for id_ in ids:
+        assert seq_nrs(await read_rows(store, script.at.topic, id_)) == [1, 2]
+    await store.close()
