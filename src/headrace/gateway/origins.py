@@ -76,16 +76,15 @@ class Origins:
     def preflight(self, headers: Headers) -> dict[str, str] | None:
         """Return the answer to a browser's question whether a page may send a request; None if it is no such question.
 
-        A page that is not allowed gets no headers, and its browser does not send the request.
+        It goes with what `headers` returns, as every answer does: a browser refuses one that says so twice. A page that
+        is not allowed gets no headers, and its browser does not send the request.
         """
         method = headers.get("access-control-request-method")
         if method is None or "origin" not in headers:
             return None
-        allowed = self.headers(headers)
-        if "access-control-allow-origin" not in allowed:
-            return allowed
+        if "access-control-allow-origin" not in self.headers(headers):
+            return {}
         return {
-            **allowed,
             "access-control-allow-methods": "GET, POST, PUT, DELETE",
             "access-control-allow-headers": headers.get("access-control-request-headers", ""),
             "access-control-max-age": str(_PREFLIGHT_S),

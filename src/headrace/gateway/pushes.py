@@ -17,9 +17,11 @@ from headrace.state import StateChange
 
 __all__ = [
     "MORE_FRAMES",
+    "NO_SCHEMA",
     "PUSH",
     "PUSHES",
     "SCHEMA",
+    "SIGN_OF_LIFE",
     "VALUE",
     "PushQueue",
     "encode_pair",
@@ -126,3 +128,11 @@ def schema_id_asked(frame: bytes) -> int | None:
     if len(frame) != _ASKED.size or frame[0] != SCHEMA:
         return None
     return int(_ASKED.unpack(frame)[1])
+
+
+NO_SCHEMA = 0
+SIGN_OF_LIFE = schema_frame(NO_SCHEMA, "")
+"""The answer to a client that asks for the schema which nothing has: it wants to know whether somebody is there.
+
+Browsers can't send pings, and do not tell of a connection whose other end is gone without a word.
+"""

@@ -31,7 +31,7 @@ from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
+from headrace.gateway.pushes import NO_SCHEMA, SIGN_OF_LIFE, VALUE, PushQueue, encode_push, schema_id_asked
 from headrace.gateway.socket_collections import send_collection
 from headrace.gateway.socket_messages import SocketMessages
 from headrace.gateway.socket_requests import (
@@ -304,7 +304,7 @@ class _KeySocket(_Socket):
             if isinstance(frame, str):
                 await self._take_text(frame)
             elif (asked := schema_id_asked(frame)) is not None:
-                await self.say(await self._types.by_id(asked, self.caller))
+                await self.say(SIGN_OF_LIFE if asked == NO_SCHEMA else await self._types.by_id(asked, self.caller))
             elif is_framed(frame) and frame[0] == VALUE:
                 await self._take_message(frame)
             else:
@@ -383,7 +383,7 @@ class _ManySocket(_Socket):
         async for frame in self.wire.frames():
             if isinstance(frame, bytes) and (asked := schema_id_asked(frame)) is not None:
                 self.charge()
-                await self.say(await self._schema(asked))
+                await self.say(SIGN_OF_LIFE if asked == NO_SCHEMA else await self._schema(asked))
                 continue
             try:
                 await self._take_request(frame)
