@@ -56,6 +56,11 @@ class StateForm:
         """True if keys have several parts."""
         return self._keys.is_compound
 
+    @property
+    def has_text_keys(self) -> bool:
+        """True if a key is the text itself."""
+        return self._key is str
+
     def key(self, text: str) -> Any:  # noqa: ANN401 - keys are of the type that the state declares
         """Return the key that a text stands for; one of several parts is a JSON list. Raises BadArgument."""
         if self._key is str:
