@@ -1,12 +1,13 @@
 """GETs of keys are answered a short way where nothing has to be waited for: the same answer as the long way gives.
 
-The long way is forced by a header `Request-Timeout`, which means nothing else here. All requests go over a connection, byte
-by byte as written: what the server remembers of the requests before must change nothing.
+The long way is forced by a header `Request-Timeout`, which means nothing else here. All requests go over a connection,
+byte by byte as written: what the server remembers of the requests before must change nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import AsyncIterator, Iterable
@@ -18,9 +19,14 @@ import pytest
 import pytest_asyncio
 from tests.gateway.market import Account, Accounts
 from tests.gateway.test_keyspaces import settings_in
+from tests.gateway.test_server import refused
 
 from headrace.app import Headrace, connect
-from headrace.gateway import RunningGateway, serving
+from headrace.cluster.owner import Owner
+from headrace.gateway import RunningGateway, server, serving
+from headrace.gateway.plain_reads import PlainReads
+from headrace.gateway.suspension import Suspension
+from headrace.testing.conformance.log_setting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -247,9 +253,9 @@ async def test_every_header_means_the_same_on_both_ways(served: Served) -> None:
             await check(served, request(method, PATHS[0], host=host))
     drawn = random.Random(7)
     pairs = list(itertools.permutations(HEADERS, 2))
-    for pair in drawn.sample(pairs, 250):
+    for pair in drawn.sample(pairs, 120):
         await check(served, request("GET", PATHS[0], *filled(served, *pair)))
-    for _ in range(150):
+    for _ in range(100):
         headers = filled(served, *drawn.sample(HEADERS, drawn.randrange(6)))
         sent = request(drawn.choice(METHODS), drawn.choice(PATHS), *headers, host=drawn.choice(HOSTS))
         await check(served, sent)
@@ -289,3 +295,121 @@ async def test_a_known_request_shows_each_write_at_once(served: Served) -> None:
             seen.append(answer.status.split()[1] if number % 5 == 4 else answer.body)
     expected = [f'{{"type":"Account","data":{{"owner":"ann","balance":{each}}}}}' for each in range(20)]
     assert seen == ["404" if number % 5 == 4 else expected[number] for number in range(20)]
+
+
+class Spied:
+    """Counts what was answered without a parser."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.answered = 0
+        answer = PlainReads.answer
+
+        def spy(reads: PlainReads, *args: Any) -> bytes | None:
+            found = answer(reads, *args)
+            self.answered += found is not None
+            return found
+
+        patch.setattr(PlainReads, "answer", spy)
+
+
+@asynccontextmanager
+async def serving_also(served: Served, **gateway: Any) -> AsyncIterator[RunningGateway]:
+    before = served.hr.settings
+    served.hr.settings = settings_in(before.log.address, **gateway)
+    try:
+        app, settings = served.hr.gateway(Accounts), served.hr.settings.gateway
+    finally:
+        served.hr.settings = before
+    async with serving(app, settings) as running:
+        yield running
+
+
+async def test_a_known_request_is_not_parsed_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way is taken by what may take it: other keys and states with the same headers, and conditions."""
+    spied = Spied(monkeypatch)
+    mine = "X-Of-This-Test: 1"
+    sent = [request("GET", path, mine) for path in (*PATHS[:3], f"{STATES}/notes/7", f"{STATES}/balances/none")]
+    statuses = [each.status.split()[1] for each in await asked(served.running, sent)]
+    assert (statuses, spied.answered) == (["200"] * 4 + ["404"], 3)
+    condition = request("GET", PATHS[0], mine, f"If-None-Match: {served.facts['etag']}")
+    found = await asked(served.running, [condition, condition])
+    assert ([each.status.split()[1] for each in found], spied.answered) == (["304", "304"], 4)
+
+
+async def test_known_requests_count_and_need_permission(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G10: a known request uses up its sender's rate, each once, and one without a grant is refused as any other."""
+    sent, spied = request("GET", PATHS[0]), Spied(monkeypatch)
+    async with serving_also(served, requests_per_s=0.01, burst=3) as running:
+        before = refused("rate")
+        found = await asked(running, [sent] * 5)
+        assert [each.status.split()[1] for each in found] == ["200"] * 3 + ["429"] * 2
+        assert (refused("rate") - before, spied.answered) == (2, 2)
+    async with serving_also(served, signatures={"secrets": {"k": "A" * 44}}) as running:
+        assert [each.status.split()[1] for each in await asked(running, [sent] * 3)] == ["401"] * 3
+    grants = {"anonymous": ["read keyspace/acc*"]}
+    async with serving_also(served, signatures={"secrets": {"k": "A" * 44}}, grants=grants) as running:
+        assert [each.status.split()[1] for each in await asked(running, [sent] * 3)] == ["200"] * 3
+
+
+async def test_a_known_request_waits_where_any_other_would(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: an owner that may not serve now shows nothing, and missing partitions are waited for, or told."""
+    sent = request("GET", PATHS[0])
+    async with serving_also(served) as running, connected(running) as (reader, writer):
+        writer.write(sent)
+        first = await next_answer(reader, is_head=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Owner, "may_serve", lambda owner: False)
+            writer.write(sent)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await reader.readexactly(1)
+        assert await next_answer(reader, is_head=False) == first
+    async with serving_also(served, missing_partitions="refuse") as running, connected(running) as (reader, writer):
+        writer.write(sent)
+        assert await next_answer(reader, is_head=False) == first
+        monkeypatch.setattr(Suspension, "_missing", lambda suspension: {"accounts": [0]})
+        writer.write(sent)
+        answer = await next_answer(reader, is_head=False)
+        assert answer is not None
+        assert " 503 " in answer.status
+
+
+async def test_a_connection_of_known_requests_is_kept_while_it_is_used(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G11: a connection is closed some time after its last request, not its first; half a head is not waited for."""
+    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.4)
+    sent = request("GET", PATHS[0])
+    async with serving_also(served, header_timeout_s=0.3) as running, connected(running) as (reader, writer):
+        for _ in range(6):
+            writer.write(sent)
+            assert await next_answer(reader, is_head=False) is not None
+            await asyncio.sleep(0.15)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+    async with serving_also(served, header_timeout_s=0.3) as running, connected(running) as (reader, writer):
+        for _ in range(2):
+            writer.write(sent)
+            assert await next_answer(reader, is_head=False) is not None
+        writer.write(sent[:-3])
+        late = await next_answer(reader, is_head=False)
+        assert late is not None
+        assert " 408 " in late.status
+
+
+async def test_a_client_that_takes_no_answers_is_cut(served: Served) -> None:
+    """G11: answers to known requests do not pile up for a client that does not read them."""
+    sent = request("GET", f"{STATES}/balances/large")
+    await served.hr.keyspace(Accounts).put("balances", "large", Account("x" * 200_000, 1))
+    async with serving_also(served, slow_client_s=0.3) as running, connected(running) as (reader, writer):
+        before = refused("slow_client")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                writer.write(sent)
+                await asyncio.sleep(0.005)
+
+        async def is_cut() -> bool:
+            return refused("slow_client") > before
+
+        await eventually(is_cut)
+        assert not reader.at_eof()
