@@ -191,14 +191,14 @@ class _Socket:
 
         A frame that can't be made waits there, too: this socket's writer finds that out again, and ends it alone.
         """
-        if self.queue.is_empty and self.wire.is_ready() and not self.pushing.locked():
+        if not self.queue.waiting and self.wire.is_ready() and not self.pushing.locked():
             try:
                 frame = self.frame_of(number, change)
-            except Exception as error:
-                _logger.info("a frame can't be made", error=repr(error))
-            else:
                 if frame is not None:
                     self.wire.write(frame)
+            except Exception as error:  # of this socket: all others on the key get the change from the same caller
+                _logger.info("a frame can't be made or written", error=repr(error))
+            else:
                 return
         self.queue.put(number, change)
 
@@ -283,7 +283,7 @@ class _KeySocket(_Socket):
 
     def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
         if self._is_json:
-            return "{}" if value is None else self._state.json_pushed(value).decode()
+            return "{}" if value is None else self._state.text_pushed(value)
         return b"" if value is None else self._state.avro_pushed(value)
 
     async def _both(self, after: str | None) -> None:
