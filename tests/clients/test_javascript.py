@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.browser.fixtures import RunNode
 from tests.browser.packages import NodePackages
-from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, serving_also
+from tests.browser.pages import Browser
+from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, open_page, serving_also
 from tests.clients.market import Add
 from tests.gateway.market import Account, Deposit
 
@@ -332,6 +333,45 @@ async def test_a_connection_that_is_never_answered_is_given_up(market: Market, n
         none = [None]
         await until(node_program.evaluate, FOUND, {"changes": none, "events": [], "avro": none, "json": none})
         await node_program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_a_program_that_wakes_up_opens_its_sockets_again(market: Market, node_program: NodeProgram) -> None:
+    """G8: `reconnect` waits for nothing from connections whose other end may be gone, and is for all sockets."""
+    async with serving_also(market.hr, heartbeat_s=0.05) as url, Relay(url) as relay:
+        await node_program.evaluate(SILENT, {"url": relay.url, "key": "asleep", "silenceMs": 60_000})
+        sockets = "const { changes, avro, json } = globalThis.silent.found; return { changes, avro, json };"
+        await until(node_program.evaluate, sockets, {"changes": [None], "avro": [None], "json": [None]})
+        relay.silence()
+        await market.accounts.put("balances", "asleep", Account("ann", 1))
+        await node_program.evaluate("globalThis.silent.hr.reconnect()")
+        started_s = time.monotonic()
+        await until(node_program.evaluate, sockets, {"changes": [None, 1], "avro": [None, 1], "json": [None, 1]})
+        assert time.monotonic() - started_s < 20
+        await node_program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_a_page_of_an_allowed_origin_uses_the_gateway(market: Market, browser: Browser) -> None:
+    """G10: a browser lets a page of an origin that the settings name do all that a page of the gateway's own does."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg);
+    const balances = hr.state("accounts", "balances");
+    await balances.put("across", { owner: "ann", balance: 1 });
+    const { version } = await balances.get("across");
+    const sent = await hr.send("accounts", "Deposit", { id: "across", amount: 2 }, { idempotencyKey: "across" });
+    const stale = await balances.put("across", { owner: "bob" }, { version }).then(() => null, (error) => error.status);
+    await balances.delete("across");
+    const gone = await balances.get("across");
+    hr.close();
+    return [version !== undefined, sent.data.balance, stale, gone];
+    """
+    own = market.gateway.url
+    async with serving_also(market.hr, origins=[own]) as url, open_page(browser, own) as page:
+        assert await page.evaluate(code, url) == [True, 3, 412, None]
+    async with serving_also(market.hr, origins=["https://shop.example"]) as url, open_page(browser, own) as page:
+        refused = (
+            "return new globalThis.headrace.GatewayClient(arg).keyspaces().then(() => null, (error) => error.name)"
+        )
+        assert await page.evaluate(refused, url) == "TypeError"
 
 
 async def test_what_is_closed_while_it_opens_stays_closed(market: Market, node_program: NodeProgram) -> None:

@@ -67,6 +67,7 @@ export class Connection {
   #session = null;
   #stopped = new AbortController();
   #running = null;
+  #giveUp = null; // the socket that is there, or is being opened
   #backoff;
 
   /** `options`: url, token(), WebSocket, probe(), backoff, silenceMs, onStatus. */
@@ -101,9 +102,9 @@ export class Connection {
     this.#endAll(null);
   }
 
-  /** Closes the socket, as a lost network would; it is opened again. For tests and for programs that wake up. */
+  /** Gives the socket up, as a lost network would; another one is opened. For tests and for programs that wake up. */
   reconnect() {
-    this.#session?.socket.close();
+    this.#giveUp?.(); // its other end may be gone: nobody waits for an answer to the end
   }
 
   #newId() {
@@ -201,7 +202,8 @@ export class Connection {
     };
     socket.onerror = () => {}; // onclose follows, and says as much as a browser tells
     socket.onclose = ({ code, reason }) => ended(code, reason);
-    this.#stopped.signal.addEventListener("abort", () => ended(LOST, "closed"), { once: true, signal: over.signal });
+    this.#giveUp = () => ended(LOST, "given up");
+    this.#stopped.signal.addEventListener("abort", this.#giveUp, { once: true, signal: over.signal });
     return promise;
   }
 

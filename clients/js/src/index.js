@@ -86,9 +86,10 @@ export class GatewayClient {
     return socket;
   }
 
-  /** Closes the socket, as a lost network would, and opens it again: for programs that were asleep. */
+  /** Gives all sockets up, as a lost network would, and opens them again: for programs that were asleep. */
   reconnect() {
     this.#connection?.reconnect();
+    for (const each of this.#sockets) each.reconnect();
   }
 
   /** Ends all sockets and subscriptions. */

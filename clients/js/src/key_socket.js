@@ -24,6 +24,7 @@ export class KeySocket {
   #asked = []; // requests for schemas, answered in their order
   #waiting = []; // messages that wait for a connection
   #stopped = new AbortController();
+  #giveUp = null; // the connection that is there, or is being opened
   #last; // what the program got last: the present value of a new connection is told only if it is another one
 
   /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, silenceMs, onStatus, onEnd. */
@@ -61,6 +62,11 @@ export class KeySocket {
   async schema(name) {
     const { schemaId, codec } = await this.#named(await this.#opened(), name);
     return { schemaId, schema: codec.schema };
+  }
+
+  /** Gives the connection up, as a lost network would; another one is opened. */
+  reconnect() {
+    this.#giveUp?.();
   }
 
   close() {
@@ -144,7 +150,8 @@ export class KeySocket {
     };
     socket.onerror = () => {};
     socket.onclose = ({ code, reason }) => ended(code, reason);
-    this.#stopped.signal.addEventListener("abort", () => ended(LOST, "closed"), { once: true, signal: over.signal });
+    this.#giveUp = () => ended(LOST, "given up");
+    this.#stopped.signal.addEventListener("abort", this.#giveUp, { once: true, signal: over.signal });
     return promise;
   }
 
