@@ -13,6 +13,7 @@ from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
 from headrace.runtime.plugins import load_backend
+from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
 from headrace.runtime.workers import Supervisor, Worker
@@ -34,10 +35,12 @@ __all__ = [
     "crash_point",
     "elapsed_ms",
     "error_text",
+    "has_ended",
     "in_thread",
     "load_backend",
     "moment_of",
     "own_text",
+    "process_name",
     "rare_collections",
     "shutdown_on_signals",
     "watching",
