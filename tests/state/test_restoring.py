@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.errors import (
     TimedOut,
     WrongStateTopic,
 )
-from headrace.log import open_log
+from headrace.log import Log, open_log
 from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import CRASH_AT_VARIABLE, BootMoment, BootTime, moment_of
 from headrace.state import StatePartition, StateSpec
@@ -27,6 +28,7 @@ from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_che
 from headrace.state.metrics import APPLIED
 from headrace.state.progress import ChangelogProgress, CompactionLimits
 from headrace.state.rocksdb import RocksDbStore
+from headrace.testing.conformance.log_cleaning import QUICK_SEGMENTS
 from headrace.testing.conformance.log_setting import eventually, read_all
 from headrace.testing.processes import running
 
@@ -211,6 +213,49 @@ async def test_a_following_copy_that_stalls_starts_over(embedded: Any) -> None:
     await compacted_deletion(embedded, spec, owner, "a")
     copy.follow()
     await eventually(lambda: is_only(copy, spec, ["b"]), within_s=20, what="the copy without the deleted key")
+
+
+@pytest.mark.timeout(120)
+async def test_a_copy_that_was_away_while_the_log_forgot_a_deletion_starts_over(tier: Any) -> None:
+    """S14: on either log, after real compaction: a copy that was closed, one in mid-read, and one that stood still."""
+    compacting = TopicConfig(tombstone_retention_ms=200, min_compaction_lag_ms=1, extra=QUICK_SEGMENTS)
+    spec = tier.spec(topic_config=compacting)
+    owner = await tier.owned(spec)
+    for key in ("a", "b", "c", "d"):
+        await owner.state(spec).put(key, "1")
+    await (await tier.open(spec, store="rocksdb", node="closed")).close()
+    still = await tier.open(spec, store="rocksdb", node="still")
+    reading, may_go_on = asyncio.Event(), asyncio.Event()
+    slow = ScriptedLog(tier.log, max_records=2)
+
+    async def stall() -> None:
+        reading.set()  # "a" was read
+        await may_go_on.wait()
+
+    slow.between = stall
+    setting = type(tier)(slow, tier.clock, tier.folder)
+    slow_copy = asyncio.create_task(setting.open(spec, store="rocksdb", node="slow"))
+    await reading.wait()
+    await owner.state(spec).delete("a")
+    await forgotten(tier.log, spec.topic, b"a")
+    tier.clock.advance(1)
+    may_go_on.set()
+    stalled, reopened = await slow_copy, await tier.open(spec, store="rocksdb", node="closed")
+    await still.catch_up()
+    for copy in (reopened, still, stalled):
+        assert [key for key, _ in await everything(copy, spec) if not key.startswith("filler")] == ["b", "c", "d"]
+    await setting.opened[0].close()
+
+
+async def forgotten(log: Log, topic: str, key: bytes) -> None:
+    """Wait until compaction has removed all records of a key; new records make brokers close the segment before."""
+
+    async def is_forgotten() -> bool:
+        await log.append([NewRecord(topic, f"filler-{uuid.uuid4().hex}".encode(), b"x")])
+        await log.retention.enforce()
+        return all(record.key != key for record in await read_all(log, topic, start=0))
+
+    await eventually(is_forgotten, within_s=60, every_s=0.2, what="compaction")
 
 
 async def is_only(copy: StatePartition, spec: StateSpec[Any, Any], keys: list[str]) -> bool:
