@@ -23,6 +23,7 @@ from headrace.errors import (
 from headrace.log import Log, open_log
 from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import CRASH_AT_VARIABLE, BootMoment, BootTime, moment_of
+from headrace.services import RunningService
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.metrics import APPLIED
@@ -445,20 +446,20 @@ from headrace.log import open_log
 from headrace.state import ProducerWriter, StatePartition, StateSpec
 from headrace.state.rocksdb import RocksDbStore
 
-async def main(folder):
-    log = await open_log(f"embedded:{folder / 'log'}")
-    spec = StateSpec(name="s", topic="s", key=str, value=str, ttl="1h", index={"i": lambda value: value})
+async def main(folder, address, topic):
+    log = await open_log(address)
+    spec = StateSpec(name="s", topic=topic, key=str, value=str, ttl="1h", index={"i": lambda value: value})
     async def open_store(spec):
         return RocksDbStore(folder / "store")
     partition = await StatePartition.open(log, [spec], 0, open_store=open_store)
     await partition.catch_up()
-    partition.own(ProducerWriter(await log.transactional("id")))
+    partition.own(ProducerWriter(await log.transactional(topic)))
     state = partition.state(spec)
     for n in range(30):
         await state.put(f"k{n % 7}", str(n))
         print("acknowledged", n, flush=True)
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
 """
 
 
@@ -474,12 +475,27 @@ asyncio.run(main(Path(sys.argv[1])))
 )
 async def test_an_owner_killed_at_any_step_loses_nothing(point: str, tmp_path: Path) -> None:
     """S6: after kill -9 the store goes on from its checkpoint and becomes what the log says, indexes included."""
-    with running("-c", OWNER, str(tmp_path), environ={CRASH_AT_VARIABLE: point}) as child:
+    await check_kill(point, f"embedded:{tmp_path / 'log'}", tmp_path)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("point", ["state.after-commit:9", "state.after-apply:14"])
+async def test_an_owner_on_kafka_killed_at_any_step_loses_nothing(
+    point: str, tmp_path: Path, kafka: RunningService
+) -> None:
+    """S6: the same on Kafka, whose records don't lie side by side."""
+    await check_kill(point, f"kafka://{kafka.address}", tmp_path)
+
+
+async def check_kill(point: str, address: str, tmp_path: Path) -> None:
+    """Let an owner be killed at a point, and compare what it leaves with the log."""
+    topic = f"s-{uuid.uuid4().hex[:10]}"
+    with running("-c", OWNER, str(tmp_path), address, topic, environ={CRASH_AT_VARIABLE: point}) as child:
         assert child.wait(60) == -signal.SIGKILL
         acknowledged = child.stdout.count("acknowledged")
-    log = await open_log(f"embedded:{tmp_path / 'log'}")
-    spec = StateSpec(name="s", topic="s", key=str, value=str, ttl="1h", index={"i": lambda value: value})
-    records = await read_all(log, "s")
+    log = await open_log(address)
+    spec = StateSpec(name="s", topic=topic, key=str, value=str, ttl="1h", index={"i": lambda value: value})
+    records = await read_all(log, topic)
     assert len(records) in (acknowledged, acknowledged + 1)
     before = applied(spec)
 
