@@ -254,7 +254,11 @@ class CommitQueue:
 
     def _stamp_of(self, replica: StateReplica) -> int:
         """Return the time for the next record: no earlier than anything in its partition."""
-        stamp_ms = self._stamps[replica] = max(replica.now_ms, self._stamps.get(replica, 0))
+        stamp_ms = replica.now_ms
+        last_ms = self._stamps.get(replica)
+        if last_ms is not None and last_ms >= stamp_ms:
+            return last_ms
+        self._stamps[replica] = stamp_ms
         return stamp_ms
 
     async def _run(self) -> None:
