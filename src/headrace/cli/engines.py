@@ -171,7 +171,9 @@ def pause(where: Where, address: Address = None, as_json: AsJson = False) -> Non
 
     Example: headrace engine pause examples.bank.accounts:bank
     """
-    _change(where, "paused", "is paused; its callers wait until: headrace engine resume", address, as_json=as_json)
+    _change(
+        where, "paused", f"is paused; its callers wait until: headrace engine resume {where}", address, as_json=as_json
+    )
 
 
 @app.command("resume")

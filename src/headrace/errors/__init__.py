@@ -3,6 +3,7 @@
     HeadraceError
     ├── Refused                     the request is wrong as it stands; don't retry it unchanged
     │   ├── BadArgument             a value that no call accepts
+    │   ├── NotGiven                something that a call or a command needs is missing
     │   ├── UnknownTopic
     │   ├── TopicExists
     │   ├── UnknownPartition
@@ -117,6 +118,7 @@
         ├── LayoutLost              neither log nor store knows a topic's layout any more
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
+        ├── NoServer                no server of `headrace services` was started, or none is up
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
@@ -186,6 +188,7 @@ from headrace.errors.families import (
     Forbidden,
     HeadraceError,
     Misconfigured,
+    NotGiven,
     OperationFailed,
     ReadOnlyHandle,
     Refused,
@@ -287,6 +290,7 @@ from headrace.errors.setup import (
     IncompatibleData,
     InvalidSettings,
     MissingExtra,
+    NoServer,
     NothingThere,
     PortUnusable,
     ServiceFailed,
@@ -372,12 +376,14 @@ __all__ = [
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
+    "NoServer",
     "NoStateYet",
     "NoSuchRoute",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
     "NotFramed",
+    "NotGiven",
     "NotOwner",
     "NotPartitionOwner",
     "NotReadable",
