@@ -104,6 +104,7 @@
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── ForeignCluster          another cluster uses the same topics and prefix
+        ├── NodeListenFailed        a node can't listen at its address
         ├── WrongGroupSize          nodes disagree on the partitions of a group
         ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
@@ -157,6 +158,7 @@ from __future__ import annotations
 from headrace.errors.cluster import (
     DuplicateNode,
     ForeignCluster,
+    NodeListenFailed,
     NotPartitionOwner,
     PartitionClosed,
     RefusedByPeer,
@@ -379,6 +381,7 @@ __all__ = [
     "NoServer",
     "NoStateYet",
     "NoSuchRoute",
+    "NodeListenFailed",
     "NotDecodable",
     "NotEncodable",
     "NotFound",

@@ -188,5 +188,5 @@ def _listen(server: Any, settings: GrpcSettings) -> int:  # noqa: ANN401 - grpc'
         else:
             port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise GrpcListenFailed(listen, str(error)) from error
+        raise GrpcListenFailed(listen, str(error).partition(";")[0]) from error
     return port
