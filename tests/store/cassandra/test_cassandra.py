@@ -200,13 +200,14 @@ async def test_closing_leaves_no_thread_and_prints_nothing(
 
 def ids_of_segments(segments: int, *, each: int) -> list[str]:
     """Return ids whose heads lie in as few partitions of the table of heads, in turn."""
-    chosen: dict[int, list[str]] = {}
-    for n in itertools.count():
-        segment = meta_segment(f"id-{n}", CassandraStoreSettings().meta_segments)
-        if segment < segments and len(own := chosen.setdefault(segment, [])) < each:
-            own.append(f"id-{n}")
-        if sum(map(len, chosen.values())) == segments * each:
-            return [id_ for together in zip(*chosen.values(), strict=True) for id_ in together]
+    chosen: dict[int, list[str]] = {segment: [] for segment in range(segments)}
+    names = (f"id-{n}" for n in itertools.count())
+    while any(len(ids) < each for ids in chosen.values()):
+        id_ = next(names)
+        own = chosen.get(meta_segment(id_, CassandraStoreSettings().meta_segments))
+        if own is not None and len(own) < each:
+            own.append(id_)
+    return [id_ for together in zip(*chosen.values(), strict=True) for id_ in together]
 
 
 async def test_a_batch_of_many_journals_reads_and_writes_heads_together(store_address: str) -> None:
