@@ -126,7 +126,7 @@ def replay(
     """Try an engine's code on all stored journals. The exit code is 1 if states, events or decisions differ.
 
     Nothing is written. Decisions are tried where the engine keeps commands. Events that are upcast are listed, and are
-    no difference by themselves.
+    no differences.
 
     Example: headrace engine replay examples.bank.accounts:bank
     """

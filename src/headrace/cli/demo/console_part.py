@@ -1,4 +1,4 @@
-"""The console on a demo that goes on: two nodes, an engine, journals, an outbox, and somebody who uses all of it."""
+"""The console on a demo that goes on: two nodes, an engine, journals, an outbox, and users of all of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
         raise BadArgument("--store", store, "the engine and the journals of this demo need the store of the log")
     say("The console: two nodes, an engine, journals and an outbox, in use until you press Ctrl-C")
     logging.getLogger("headrace.cluster").setLevel(logging.ERROR)
-    logging.getLogger("headrace.outbox").setLevel(logging.CRITICAL)  # the dead message is told below
+    logging.getLogger("headrace.outbox").setLevel(logging.CRITICAL)  # the dead message is printed below
     settings = _settings_of(folder, listen)
     async with contextlib.AsyncExitStack() as stack:
         stopping = await stack.enter_async_context(shutdown_on_signals())
