@@ -18,7 +18,7 @@ export class GatewayClient {
 
   /**
    * `url` is the gateway's. Options: `token`, a text or a function that returns one, or a promise of one; `backoff`
-   * {firstMs, limitMs}; `onStatus`, which hears when the socket is open or waits; `fetch` and `WebSocket` to replace
+   * {firstMs, limitMs}; `onStatus`, which is called when the socket is open or waits; `fetch` and `WebSocket` to replace
    * those of the platform.
    */
   constructor(url, options = {}) {

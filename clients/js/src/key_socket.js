@@ -21,7 +21,7 @@ export class KeySocket {
   #asked = []; // requests for schemas, answered in their order
   #waiting = []; // messages that wait for a connection
   #stopped = new AbortController();
-  #last; // what the program got last: the present value of a new connection is told only if it is another one
+  #last; // what the program got last: the present value of a new connection is given only if it differs
 
   /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, onStatus. */
   constructor(options) {

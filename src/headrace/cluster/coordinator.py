@@ -191,7 +191,8 @@ class Coordinator:
         """Ask a member to hand over all it has; it gets nothing more until it is started again. Raises BadArgument."""
         view = await self.fresh_view()
         if member not in view.members:
-            raise BadArgument("member", member, f"the members are {_listed(view.members)}")
+            rule = f"the members are {_listed(view.members)}" if view.members else "the cluster has no members"
+            raise BadArgument("member", member, rule)
         await self._store.put_request(drain_key(member), view.members[member].incarnation.encode())
 
     async def leave(self) -> None:

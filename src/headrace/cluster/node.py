@@ -163,7 +163,7 @@ class Node:
     def hold(self, holding: Holding) -> None:
         """Tell the others what this node has of a partition: how far, whether online, under which epoch it owns it.
 
-        How far it has come is told once in a second at most, everything else at once.
+        Progress is announced once in a second at most, everything else at once.
         """
         where = (holding.group, holding.partition)
         before = self._holdings.get(where)

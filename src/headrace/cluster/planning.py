@@ -70,7 +70,7 @@ def encode(value: AssignmentPlan | MemberFacts) -> bytes:
 # Views are made again and again, mostly of the same facts.
 @lru_cache(maxsize=256)
 def decode_facts(data: bytes) -> MemberFacts:
-    """Return what a member told of itself."""
+    """Return the facts that a member announced."""
     return _facts.decode(data)
 
 

@@ -3,6 +3,7 @@
     HeadraceError
     ├── Refused                     the request is wrong as it stands; don't retry it unchanged
     │   ├── BadArgument             a value that no call accepts
+    │   ├── NotGiven                something that a call or a command needs is missing
     │   ├── UnknownTopic
     │   ├── TopicExists
     │   ├── UnknownPartition
@@ -103,6 +104,7 @@
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── ForeignCluster          another cluster uses the same topics and prefix
+        ├── NodeListenFailed        a node can't listen at its address
         ├── WrongGroupSize          nodes disagree on the partitions of a group
         ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
@@ -117,6 +119,7 @@
         ├── LayoutLost              neither log nor store knows a topic's layout any more
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
+        ├── NoServer                no server of `headrace services` was started, or none is up
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
@@ -155,6 +158,7 @@ from __future__ import annotations
 from headrace.errors.cluster import (
     DuplicateNode,
     ForeignCluster,
+    NodeListenFailed,
     NotPartitionOwner,
     PartitionClosed,
     RefusedByPeer,
@@ -186,6 +190,7 @@ from headrace.errors.families import (
     Forbidden,
     HeadraceError,
     Misconfigured,
+    NotGiven,
     OperationFailed,
     ReadOnlyHandle,
     Refused,
@@ -287,6 +292,7 @@ from headrace.errors.setup import (
     IncompatibleData,
     InvalidSettings,
     MissingExtra,
+    NoServer,
     NothingThere,
     PortUnusable,
     ServiceFailed,
@@ -372,12 +378,15 @@ __all__ = [
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
+    "NoServer",
     "NoStateYet",
     "NoSuchRoute",
+    "NodeListenFailed",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
     "NotFramed",
+    "NotGiven",
     "NotOwner",
     "NotPartitionOwner",
     "NotReadable",

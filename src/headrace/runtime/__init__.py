@@ -12,7 +12,7 @@ from headrace.runtime.error_texts import error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
-from headrace.runtime.plugins import load_backend
+from headrace.runtime.plugins import load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
@@ -38,6 +38,7 @@ __all__ = [
     "has_ended",
     "in_thread",
     "load_backend",
+    "load_named",
     "moment_of",
     "own_text",
     "process_name",

@@ -204,7 +204,7 @@ class KafkaCoordinationStore:
                 _log.warning("the session could not be renewed", reason=str(error))
 
     async def _restore_record(self, session: _Session) -> None:
-        """Write the facts again if another process with this id has overwritten them; it stops by itself."""
+        """Write the facts again if another process with this id has overwritten them; that process stops."""
         found = self._topic.records.get(session.member)
         if found is None or found.incarnation != session.incarnation:
             await self._put_record(session.member, session.incarnation, self._facts)

@@ -88,7 +88,7 @@ class ZooKeeperCoordinationStore:
             await self._remove_own(f"members/{session[0]}")
 
     async def read(self) -> Shared:
-        """Return what all nodes share, and watch all of it. Raises Unreachable, also while somebody removes it."""
+        """Return what all nodes share, and watch all of it. Raises Unreachable, also while it is being removed."""
         try:
             return await self._read()
         except NoNodeError as error:
@@ -197,7 +197,7 @@ class ZooKeeperCoordinationStore:
         path = f"{self._root}/{name}"
         try:
             names: Sequence[str] = await self._ask("get_children", path, watch=self._watcher)
-        except NoNodeError:  # the server has lost its data, or somebody has removed it; the nodes bring all of it again
+        except NoNodeError:  # the server has lost its data, or it was removed; the nodes bring all of it again
             await self._ask("ensure_path", path)
             names = await self._ask("get_children", path, watch=self._watcher)
         found = await asyncio.gather(*(self._get(f"{name}/{each}") for each in names))

@@ -137,7 +137,7 @@ class CoordinatorConformance(CoordinatorSetting):
         assert view.members["node-1"].incarnation == "first"
 
     async def test_a_fresh_view_is_of_this_moment(self, another: OpenCoordinator) -> None:
-        """C6: what another node was told to be done is in it, though nobody has waited for that to be seen."""
+        """C6: what another node was told is done is in it, though nobody has waited for that to be seen."""
         one, two = await another(), await another()
         await two.join(member("node-2"))
         assert "node-2" in (await one.fresh_view()).members
