@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.engine import Aggregate, CommandContext, Engine, Failed, Reject
 from headrace.errors import BadArgument, CommandFailed, NotStorable
+from headrace.protocol import MAX_JSON_DEPTH
 from headrace.testing.engines import EngineHarness
 
 
@@ -44,6 +45,10 @@ class Written:
     document: Document
 
 
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels > 1 else []
+
+
 HELD: dict[str, Document] = {
     "another type": Document(whole="x"),  # type: ignore[arg-type]
     "a fraction": Document(whole=1.5),  # type: ignore[arg-type]
@@ -51,6 +56,8 @@ HELD: dict[str, Document] = {
     "infinite": Document(any={"a": [float("inf")]}),
     "half a character": Document(text="\ud800"),
     "an object": Document(any=object()),
+    "nested one level too deep": Document(any=nested(MAX_JSON_DEPTH - 2)),
+    "nested far too deep": Document(any=nested(900)),
 }
 
 
