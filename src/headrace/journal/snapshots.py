@@ -59,7 +59,10 @@ class JournalSnapshots:
         (encoded,) = encode_events([Event(seq_nr, payload)])
         check_size("payload", len(encoded.payload or b""), MAX_VALUE_BYTES)
         saved_ms = SYSTEM_CLOCK.now_ms() if timestamp_ms is None else check_timestamp("timestamp_ms", timestamp_ms)
-        view = await self._reader.view(id_)
+        try:
+            view = await self._reader.view(id_)
+        except UnknownTopic as error:  # nothing was written to the topic yet
+            raise NoStateYet(id_, seq_nr, 0) from error
         meta = view.meta
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
             raise NoStateYet(id_, seq_nr, pointer_of(meta))
