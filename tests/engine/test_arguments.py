@@ -167,6 +167,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise when they panic, and pytest when a test fails, is no Exception."""
+
+
 def _raises(error: BaseException) -> None:
     raise error
 
@@ -180,6 +184,7 @@ STRANGE: dict[str, Callable[[CommandContext[Document]], object]] = {
     "an event of another class": lambda _: 5,
     "an error without a text": lambda _: _raises(Unprintable()),
     "a cancellation of its own": lambda _: _raises(asyncio.CancelledError()),
+    "a panic of an extension": lambda _: _raises(Panic("unreachable code")),
 }
 
 
