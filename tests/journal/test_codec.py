@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -21,8 +22,10 @@ from headrace.protocol.events import events_of_record
 from headrace.protocol.headers import append_headers, decode_action, encode_action, user_headers
 from headrace.protocol.limits import check_events
 from headrace.protocol.payloads import (
+    MAX_JSON_DEPTH,
     AppendValue,
     Encoded,
+    checked_depth,
     decode_payload,
     decode_value,
     encode_binary_events,
@@ -632,3 +635,38 @@ def test_a_damaged_value_is_never_taken_for_one_event(data: st.DataObject) -> No
     found = one_binary_event(bytes(value))
     if found is not None:
         assert decode_value("binary", bytes(value)) == AppendValue((Encoded(found[0], (), "binary", found[1]),))
+
+
+def from_deep_inside(calls: int, work: Callable[[], Any]) -> Any:
+    return work() if calls == 0 else from_deep_inside(calls - 1, work)
+
+
+def test_what_one_process_can_read_every_process_can() -> None:
+    """J27: the limit of nested JSON is a number, and does not depend on how many calls lead to the writer or reader."""
+    (written,) = encode_events([Event(1, deep(MAX_JSON_DEPTH - 1))])
+    payload_format, value = encode_value(AppendValue((written,), metadata=written.payload))
+    read = from_deep_inside(250, lambda: decode_value(payload_format, value))
+    assert read == decode_value(payload_format, value)
+    assert from_deep_inside(250, lambda: decode_payload("json", written.payload)) == deep(MAX_JSON_DEPTH - 1)
+    with pytest.raises(BadArgument, match="nested too deeply"):
+        encode_events([Event(1, deep(MAX_JSON_DEPTH))])
+
+
+def test_a_program_that_is_too_deep_itself_holds_no_journal() -> None:
+    """E9: a record is held for what it is, in every process alike, and not for the calls that lead to its reader."""
+    (written,) = encode_events([Event(1, deep(MAX_JSON_DEPTH - 1))])
+    payload_format, value = encode_value(AppendValue((written,)))
+    with pytest.raises(RecursionError):
+        from_deep_inside(700, lambda: decode_value(payload_format, value))
+    too_deep = value.replace(b"[[", b"[[[").replace(b"]]", b"]]]")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_value(payload_format, too_deep)
+
+
+@pytest.mark.parametrize("text", ["[[[", '"[', "\\", '\\"[', "}]", '"]["', "\\\\"])
+def test_brackets_in_texts_are_no_levels(text: str) -> None:
+    """J27: the levels of JSON are counted exactly, whatever its texts hold."""
+    raw = msgspec.json.encode([[{text: text, "more": [text]}], text])
+    assert checked_depth(raw, 4) == raw
+    with pytest.raises(ValueError, match="nested too deeply"):
+        checked_depth(raw, 3)

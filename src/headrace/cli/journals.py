@@ -175,7 +175,12 @@ def purge(
     Example: headrace journal purge accounts acc-1 --yes
     """
     confirm(f"remove journal {id_} of {topic} for good?", is_sure=yes)
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
+
+    async def work(hr: Headrace) -> WrittenPosition:
+        await hr.log.admin.describe(topic)  # a purge would create a topic whose name is misspelt
+        return await hr.journal(topic, origin="headrace-cli").purge(id_)
+
+    done = with_headrace(address, store, work)
     answer(f"purged, at offset {done.offset}", as_json=as_json, purged=True, offset=done.offset)
 
 

@@ -274,7 +274,7 @@ class JournalWriter:
 
     async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
         """Read the journal's state before an append that may have to be tried again. Raises JournalHeld."""
-        layout = await self._topology.layout()
+        layout = await self._topology.layout(creates=True)
         known = await self._reader.known(id_, layout)
         stored = known.stored
         if stored is not None and stored.held_from is not None:

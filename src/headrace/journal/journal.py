@@ -97,7 +97,10 @@ class Journal:
         self._reader = JournalReader(self._topology, store.reader, windows, barrier, cache)
         self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(
-            store.snapshots, self._reader, kept=check_count("snapshots_kept", snapshots_kept)
+            store.snapshots,
+            self._reader,
+            kept=check_count("snapshots_kept", snapshots_kept),
+            read_only=read_only,
         )
 
     async def append(

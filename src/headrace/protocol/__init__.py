@@ -42,9 +42,11 @@ from headrace.protocol.limits import (
     check_timestamp,
 )
 from headrace.protocol.payloads import (
+    MAX_JSON_DEPTH,
     AppendValue,
     Encoded,
     check_finite,
+    checked_depth,
     checked_json,
     decode_payload,
     encode_binary_events,
@@ -58,6 +60,7 @@ from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch
 __all__ = [
     "ACTION_HEADER",
     "BOUNDARY_KEY",
+    "MAX_JSON_DEPTH",
     "MAX_METADATA_BYTES",
     "MAX_VALUE_BYTES",
     "UNCHECKED",
@@ -106,6 +109,7 @@ __all__ = [
     "check_tag",
     "check_text",
     "check_timestamp",
+    "checked_depth",
     "checked_json",
     "column_batch",
     "decode_action",

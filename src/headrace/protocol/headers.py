@@ -14,6 +14,7 @@ from headrace.errors import BadArgument
 from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.protocol.actions import Action, Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict, raw_json
 from headrace.protocol.limits import MAX_HEADERS_BYTES, check_headers, check_size, check_text
+from headrace.protocol.payloads import MAX_JSON_DEPTH, checked_depth
 from headrace.store import Place
 
 __all__ = [
@@ -47,6 +48,7 @@ _VERDICTS = {b"skip": True, b"release": False}
 
 Written: TypeAlias = Append | Mark | Delete | Purge | Verdict
 
+_MOST_LEVELS = MAX_JSON_DEPTH + 3  # the header, its action, the metadata, and what the application gave
 _MAX_SEGMENT_SIZE = (1 << 31) - 1  # the store keeps it as an int
 
 
@@ -179,8 +181,8 @@ def decode_action(record: Record) -> Action | None:
         if len(headers) == 1 and (append := _plain_append(written)) is not None:
             return append
         written.decode()  # what is carried as it is must be text as well
-        return _action(_decode(written), headers)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return _action(_decode(checked_depth(written, _MOST_LEVELS)), headers)
+    except (msgspec.DecodeError, ValueError) as error:
         return Poison(f"header {ACTION_HEADER}: {error}")
 
 
@@ -228,8 +230,8 @@ def _decoded_around(around: bytes) -> Append | None:
     written = _RANGE % (1, 1) + around
     try:
         written.decode()
-        action = _action(_decode(written), {})
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        action = _action(_decode(checked_depth(written, _MOST_LEVELS)), {})
+    except (msgspec.DecodeError, ValueError):
         return None
     return action if isinstance(action, Append) else None
 

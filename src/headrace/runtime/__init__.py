@@ -8,7 +8,7 @@ almost nothing.
 from headrace.runtime.backoff import Backoff
 from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
-from headrace.runtime.error_texts import error_text, own_text
+from headrace.runtime.error_texts import EXITS, error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
@@ -21,6 +21,7 @@ from headrace.runtime.workers import Supervisor, Worker
 __all__ = [
     "CRASH_AT_VARIABLE",
     "CRASH_FILE_VARIABLE",
+    "EXITS",
     "SYSTEM_CLOCK",
     "Backoff",
     "BlockingIterator",
