@@ -143,6 +143,7 @@
         ├── StateDiskFull           a state's folder has no space left
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
+        ├── InputRecordsLost        a topic ends before what an engine has read of it
         ├── WrongEngineTopic        a topic that an engine can't use as it is
         ├── FetchFailed
         ├── ChecksumMismatch
@@ -172,6 +173,7 @@ from headrace.errors.engines import (
     CommandTooLate,
     EventsMissing,
     FoldFailed,
+    InputRecordsLost,
     OutcomeUnknown,
     RebuildRefused,
     RejectedCommand,
@@ -364,6 +366,7 @@ __all__ = [
     "ImpossibleTopicChange",
     "IncompatibleData",
     "IncompatibleSchema",
+    "InputRecordsLost",
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",

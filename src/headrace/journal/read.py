@@ -168,7 +168,7 @@ class JournalReader:
                 return
             given = False
             try:
-                async for page in self._stream(id_, view, first, last):
+                async for page in self.stream(id_, view, first, last):
                     given = given or bool(page)
                     yield page
                 return
@@ -176,7 +176,10 @@ class JournalReader:
                 if given or attempt == _ATTEMPTS - 1:
                     raise
 
-    async def _stream(self, id_: str, view: View, first: int, last: int) -> AsyncIterator[Sequence[StoredEvent]]:
+    async def stream(
+        self, id_: str, view: View, first: int, last: int = MAX_SEQ_NR
+    ) -> AsyncIterator[Sequence[StoredEvent]]:
+        """Yield the events of a view, in pages. Raises ReadAgain if a delete or purge happens meanwhile."""
         meta, stored = view.meta, view.stored
         if meta is None:
             return
