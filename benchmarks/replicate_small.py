@@ -134,4 +134,5 @@ BENCH = Bench(
     work="micro-batches of one event, embedded log → embedded store by the shipped job, one after the other",
     measures=(Measure("batch_s", unit="s", against="the same query, a sink that does nothing", target=at_most(1.5)),),
     setup=setup,
+    most_rounds=3,
 )

@@ -228,23 +228,41 @@ async def _fold(store: Store, topic: str, id_: str, meta: JournalMeta | None, en
 async def _write_all(store: Store, topic: str, folds: _Folds) -> None:
     """Write all keys. A failure does not stop the other keys, but it fails the batch."""
 
+    together = [JournalWrite(fold.meta, fold.rows) for fold in folds.runs.values()]
+    alone = []
+    for id_, fold in folds.general.items():
+        if (only := _only_appends(fold)) is not None:
+            together.append(only)
+        else:
+            alone.append(id_)
+
     async def write(id_: str) -> None:
         await _write_key(store, topic, id_, folds.general[id_])
 
-    done = await asyncio.gather(_write_runs(store, folds.runs), _each(folds.general, write), return_exceptions=True)
+    done = await asyncio.gather(_write_journals(store, together), _each(alone, write), return_exceptions=True)
     for outcome in done:
         if isinstance(outcome, BaseException):
             raise outcome
 
 
-async def _write_runs(store: Store, runs: Mapping[str, RunFold]) -> None:
-    """Write the rows and the state of all runs. Each key passes the same crash points as one that is written alone."""
-    if not runs:
+def _only_appends(fold: KeyFold) -> JournalWrite | None:
+    """Return the rows and the state of a key of which nothing else is written; None if something is."""
+    if len(fold.pieces) != 1 or fold.held or fold.reopened_at is not None:
+        return None
+    piece = fold.pieces[0]
+    if piece.meta is None or piece.gaps or piece.deletions or piece.purged_at is not None:
+        return None
+    return JournalWrite(piece.meta, piece.rows)
+
+
+async def _write_journals(store: Store, journals: Sequence[JournalWrite]) -> None:
+    """Write rows and states together. Each key passes the same crash points as one that is written alone."""
+    if not journals:
         return
-    for _ in runs:
+    for _ in journals:
         crash_point("replicate.before-meta")
-    await store.writer.write_journals([JournalWrite(fold.meta, fold.rows) for fold in runs.values()])
-    for _ in runs:
+    await store.writer.write_journals(journals)
+    for _ in journals:
         crash_point("replicate.before-deletions")
         crash_point("replicate.after-key")
 
