@@ -16,7 +16,7 @@ from headrace.cli.options import Address, AsJson, StoreAddress, answer, with_hea
 from headrace.config import GatewaySettings
 from headrace.engine import Engine
 from headrace.keyspace import App, Keyspace
-from headrace.runtime import rare_collections, shutdown_on_signals
+from headrace.runtime import raise_open_files, rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import GatewayApp
@@ -50,6 +50,8 @@ def run(
     Example: headrace gateway run --listen 127.0.0.1:8080 --app shop.market:app
     """
     found = load("app", served, _APP_RULE) if served is not None else None
+
+    raise_open_files()
 
     async def use(hr: Headrace) -> None:
         if listen is not None:

@@ -17,7 +17,7 @@ from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
 from headrace.observe import Health, HealthState, get_logger
-from headrace.runtime import rare_collections, shutdown_on_signals
+from headrace.runtime import raise_open_files, rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import RunningGateway
@@ -72,6 +72,8 @@ def run(
     names = [name for part in parts for name in _names_of(part)]
     if grpc is not None and not any(isinstance(part, Engine) for part in parts):
         raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
+
+    raise_open_files()
 
     async def use(hr: Headrace) -> None:
         hr.settings = _with_options(hr.settings, node_id=node_id, listen=listen, grpc=grpc)

@@ -138,6 +138,7 @@
         ├── StateBroken             a state's folder can't be read
         ├── StateLocked             another process uses a state's folder
         ├── StateDiskFull           a state's folder has no space left
+        ├── StateOutOfFiles         too many files are open to open a state's
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
         ├── WrongEngineTopic        a topic that an engine can't use as it is
@@ -305,6 +306,7 @@ from headrace.errors.states import (
     StateDiskFull,
     StateLocked,
     StateOffline,
+    StateOutOfFiles,
     StateReadOnly,
     StateStale,
     SubscriptionEnded,
@@ -424,6 +426,7 @@ __all__ = [
     "StateDiskFull",
     "StateLocked",
     "StateOffline",
+    "StateOutOfFiles",
     "StateReadOnly",
     "StateStale",
     "SubscriptionEnded",

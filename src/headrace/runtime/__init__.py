@@ -12,6 +12,7 @@ from headrace.runtime.error_texts import error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
+from headrace.runtime.open_files import raise_open_files
 from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
@@ -38,6 +39,7 @@ __all__ = [
     "load_backend",
     "moment_of",
     "own_text",
+    "raise_open_files",
     "rare_collections",
     "shutdown_on_signals",
     "watching",

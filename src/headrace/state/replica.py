@@ -298,7 +298,14 @@ class StateReplica:
 
     def _decide(self, checkpoint: Checkpoint | None, bounds: Bounds) -> Opening:
         now = moment_of(self._clock)
-        return decide_opening(checkpoint, topic=self.topic, layout=self.spec.layout, bounds=bounds, now=now)
+        return decide_opening(
+            checkpoint,
+            topic=self.topic,
+            partition=self.at.partition,
+            layout=self.spec.layout,
+            bounds=bounds,
+            now=now,
+        )
 
     def _stored_checkpoint(self) -> Checkpoint | None:
         data = self._store.checkpoint
@@ -408,6 +415,7 @@ class StateReplica:
             self._timestamp_ms,
             self.last_batch,
             self.owner_offset,
+            self.at.partition,
         )
 
     def _move(self, progress: ChangelogProgress, changes: Sequence[ChangelogRecord], *, is_seamless: bool) -> None:
