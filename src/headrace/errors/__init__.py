@@ -99,6 +99,7 @@
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
         ├── MissingExtra
+        ├── NoStore                 journals on Kafka, and no store was named
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
@@ -288,6 +289,7 @@ from headrace.errors.setup import (
     IncompatibleData,
     InvalidSettings,
     MissingExtra,
+    NoStore,
     NothingThere,
     PortUnusable,
     ServiceFailed,
@@ -375,6 +377,7 @@ __all__ = [
     "MissingTables",
     "NoSchemaFor",
     "NoStateYet",
+    "NoStore",
     "NoSuchRoute",
     "NotDecodable",
     "NotEncodable",
