@@ -319,6 +319,16 @@ async def test_another_topic_of_the_same_name_wipes_the_copy(tier: Any) -> None:
     await eventually(lambda: is_only(copy, spec, ["newest"]), within_s=60, what="the copy of the new topic")
 
 
+async def test_a_folder_of_another_partition_is_not_taken_for_ones_own(embedded: Any) -> None:
+    """S15: a folder that was copied to the wrong place is of the same topic, and as long; the copy is rebuilt."""
+    spec = embedded.spec(partitions=2)
+    await (await embedded.open(spec)).close()
+    await embedded.log.append([NewRecord(spec.topic, b"k%d" % number, b"1", partition=number) for number in (0, 1)])
+    await (await embedded.open(spec, store="rocksdb", number=0)).close()
+    copy = await embedded.open(spec, store="rocksdb", number=1)
+    assert await everything(copy, spec) == [("k1", "1")]
+
+
 async def test_a_checkpoint_below_the_start_of_the_log_wipes_the_copy(tier: Any) -> None:
     """S15: what lies between is gone, a deletion perhaps; the copy is what the log holds from its start on."""
     spec = tier.spec(ttl="30d")  # brokers truncate only topics that delete by age
@@ -435,7 +445,7 @@ def test_ages_across_boots_are_told_by_the_wall_clock() -> None:
 
 def test_checkpoints_come_back() -> None:
     """S6: every field survives."""
-    checkpoint = Checkpoint("id", "layout", 7, 5, moment(1, "b", 2), True, 3, 99, (4, 5))
+    checkpoint = Checkpoint("id", "layout", 7, 5, moment(1, "b", 2), True, 3, 99, (4, 5), 6, 8)
     assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
 
 

@@ -12,6 +12,7 @@ from headrace.runtime.error_texts import EXITS, error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
+from headrace.runtime.open_files import raise_open_files
 from headrace.runtime.plugins import load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
@@ -43,6 +44,7 @@ __all__ = [
     "moment_of",
     "own_text",
     "process_name",
+    "raise_open_files",
     "rare_collections",
     "shutdown_on_signals",
     "watching",

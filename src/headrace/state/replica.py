@@ -293,7 +293,14 @@ class StateReplica:
 
     def _decide(self, checkpoint: Checkpoint | None, bounds: Bounds) -> Opening:
         now = moment_of(self._clock)
-        return decide_opening(checkpoint, topic=self.topic, layout=self.spec.layout, bounds=bounds, now=now)
+        return decide_opening(
+            checkpoint,
+            topic=self.topic,
+            partition=self.at.partition,
+            layout=self.spec.layout,
+            bounds=bounds,
+            now=now,
+        )
 
     def _stored_checkpoint(self) -> Checkpoint | None:
         data = self._store.checkpoint
@@ -403,6 +410,7 @@ class StateReplica:
             self._timestamp_ms,
             self.last_batch,
             self.owner_offset,
+            self.at.partition,
         )
 
     def _stand_at(self, progress: ChangelogProgress | None) -> None:
