@@ -19,7 +19,8 @@ export class GatewayClient {
 
   /**
    * `url` is the gateway's. Options: `token`, a text or a function that returns one, or a promise of one; `backoff`
-   * {firstMs, limitMs}; `silenceMs`, after which a silent connection is asked for a sign of life; `onStatus`, which hears when the socket is open or waits; `fetch` and `WebSocket` to replace
+   * {firstMs, limitMs}; `silenceMs`, after which a silent connection is asked for a sign of life; `onStatus`, which is
+   * called when the socket is open or waits; `fetch` and `WebSocket` to replace
    * those of the platform.
    */
   constructor(url, options = {}) {

@@ -25,7 +25,7 @@ export class KeySocket {
   #waiting = []; // messages that wait for a connection
   #stopped = new AbortController();
   #giveUp = null; // the connection that is there, or is being opened
-  #last; // what the program got last: the present value of a new connection is told only if it is another one
+  #last; // what the program got last: the present value of a new connection is given only if it differs
 
   /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, silenceMs, onStatus, onEnd. */
   constructor(options) {

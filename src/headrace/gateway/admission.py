@@ -77,7 +77,7 @@ class Admission:
         self._rates.take(share)
 
     def refusal(self, caller: Caller, error: Forbidden) -> Exception:
-        """Return what a caller without permission is told: one without credentials, that it needs some."""
+        """Return the error for a caller without permission: one without credentials needs some."""
         REFUSED.labels("permission").inc()
         if caller.is_anonymous and self._settings.has_authentication:
             return Unauthenticated(f"{error.operation} needs a token or a signature")

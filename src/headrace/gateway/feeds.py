@@ -148,7 +148,7 @@ class _Feed:
                 take(change)
 
     def _is_news(self, subscriber: asyncio.Future[None], change: Change) -> bool:
-        """Return False if a subscriber that was ahead of the feed has got the change by itself."""
+        """Return False if a subscriber that was ahead of the feed has read the change on its own."""
         if subscriber not in self._ahead:
             return True
         if change.offset <= self._ahead[subscriber]:

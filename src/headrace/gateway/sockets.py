@@ -144,7 +144,7 @@ class _Socket:
     async def live(self, receiving: Awaitable[None]) -> None:
         """Run until the client leaves, the gateway stops, the token ends, or something fails; then close.
 
-        Nothing is pushed any more when the reason is told: a client that is slow to read must not go on getting values.
+        Nothing is pushed after the reason was sent: a client that is slow to read must not go on getting values.
         """
         tasks = {
             asyncio.ensure_future(receiving),
@@ -442,7 +442,7 @@ class _ManySocket(_Socket):
         return self.follow(request.id, served, state, key, request.after, request.token, is_avro=is_avro)
 
     async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
-        """Follow a key or a collection. Whatever ends that, the client is told: it must not fall silent."""
+        """Follow a key or a collection. Whatever ends that is sent to the client."""
         try:
             await follow
         except Exception as error:

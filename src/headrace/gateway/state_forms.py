@@ -174,7 +174,7 @@ class StateForm:
 
 
 class _Encoded(Generic[E]):
-    """The encoded form of the last values. They are told apart by identity: sockets on a key share its changes."""
+    """The encoded form of the last values. They are compared by identity: sockets on a key share its changes."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[Any, E]] = deque(maxlen=_KEPT)
