@@ -203,3 +203,12 @@ def test_deleting_all_events_must_be_said(headrace: Run) -> None:
     assert "--all" in refused.stderr
     assert len(headrace("journal", "read", "acc", "a", "--json").stdout.splitlines()) == 1
     assert "deleted" in headrace("journal", "delete", "acc", "a", "--all").stdout
+
+
+def test_a_misspelt_topic_is_not_made(headrace: Run) -> None:
+    """FP5: a command that reads, deletes or purges creates no topic; a purge says that there is none."""
+    headrace("journal", "append", "acc", "a", "1")
+    assert "nothing written" in headrace("journal", "delete", "ac", "a", "--all").stdout
+    assert "no topic 'ac'" in headrace("journal", "purge", "ac", "a", "--yes").stderr
+    assert headrace("journal", "read", "ac", "a").returncode == 0
+    assert headrace("topic", "list").stdout.split() == ["acc"]

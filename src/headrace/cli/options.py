@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headrace.app import Headrace, connect
 from headrace.config import DEFAULTS, HeadraceSettings, Section
-from headrace.errors import BadArgument
+from headrace.errors import NotGiven
 
 __all__ = [
     "Address",
@@ -90,7 +90,7 @@ def print_json(value: object) -> None:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask before something is lost, unless --yes was given. Raises BadArgument if there is no terminal to ask at."""
+    """Ask before something is lost, unless --yes was given. Raises NotGiven if there is no terminal to ask at."""
     if is_sure:
         return
     try:
@@ -98,7 +98,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
     except typer.Abort as error:
         if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
             raise
-        raise BadArgument("--yes", is_sure, "there is no terminal to ask at; give --yes to go on") from error
+        raise NotGiven("--yes", "there is no terminal to ask at; give --yes to go on") from error
     if not is_wanted:
         raise typer.Abort
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from headrace.cli.options import Address, AsJson, confirm, plain_console, print_json
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, MissingExtra
+from headrace.errors import BadArgument, MissingExtra, NotGiven
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -212,13 +212,13 @@ def _change_dead(
 
 def _check_choice(ids: list[int] | None, topic: str | None, everything: bool) -> None:
     if not ids and topic is None and not everything:
-        raise BadArgument("messages", ids, "say which: some ids, --topic, or --all")
+        raise NotGiven("ID", "name some ids, --topic, or --all")
 
 
 def _url(database: str | None) -> str:
     found = HeadraceSettings.load().outbox.database
     if database is None and found is None:
-        raise BadArgument("database", None, "say which: --database, or outbox.database in the settings")
+        raise NotGiven("--database", "name the database, here or as outbox.database in the settings")
     return database or (found.get_secret_value() if found is not None else "")
 
 

@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.loader import load
 from headrace.cli.options import (
     Address,
     AsJson,
@@ -36,7 +35,7 @@ from headrace.projection import (
     replay_letters,
     skip_event,
 )
-from headrace.runtime import SYSTEM_CLOCK, shutdown_on_signals
+from headrace.runtime import SYSTEM_CLOCK, load_named, shutdown_on_signals
 from headrace.tags import TaggedEvent, TagOffset, after_of
 
 __all__ = ["app", "load_projection"]
@@ -122,7 +121,7 @@ def rebuild_projection(
         confirm(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> None:
-        projection, after = handle.projection, after_of_text(start)
+        projection, after = handle.projection, after_of_text(start, name="--from")
         done = await rebuild(projection, hr.tags, handle.target, start=after, dry_run=dry_run, progress=progress_on())
         word = "would be handled" if dry_run else "handled"
         rest = f", and {done.by_workers} by running workers" if done.by_workers else ""
@@ -240,7 +239,7 @@ def set_offsets(
 
     Example: headrace projection offset set shop.projections:orders 2026-01-31T12:00Z
     """
-    _put(where, after_of(after_of_text(place)), slot, address, store, is_sure=yes, as_json=as_json)
+    _put(where, after_of(after_of_text(place, name="OFFSET")), slot, address, store, is_sure=yes, as_json=as_json)
 
 
 @offset_app.command("clear")
@@ -357,7 +356,7 @@ def purge(
 def load_projection(where: str) -> Projection:
     """Return the projection that `module:name` names; modules of the current folder are found too."""
     rule = "it must name a Projection, as in shop.projections:orders"
-    projection = load("projection", where, rule)
+    projection = load_named("projection", where, rule)
     if not isinstance(projection, Projection):
         raise BadArgument("projection", where, rule)
     return projection
