@@ -310,7 +310,7 @@ class CommandHandling(Generic[S]):
             limit = self._limits.outputs_bytes[output.topic]
             size_bytes += self._check_size(request, f"record for {output.topic!r}", output, limit)
         value = value_json(decision.value) if decision.value is not None else None
-        # What the caller is told is the version that the command led to, also if the journal was purged with it.
+        # The caller gets the version that the command led to, also if the journal was purged with it.
         version = base.version + len(payloads) if self._journal is not None else record.version
         reply = SuccessReply(version, state, b"[%b]" % b",".join(payloads) if payloads else _NO_EVENTS, value)
         self._check_reply(request, reply)

@@ -101,6 +101,11 @@ class Topology:
         self._shared_until_s = 0.0
         self._engine = ""
 
+    @property
+    def is_claimed(self) -> bool:
+        """True if `check_unclaimed` would raise."""
+        return self._engine != ""
+
     def check_unclaimed(self, operation: str) -> None:
         """Raise TopicClaimed if a command engine is the only writer of the topic, by what was read with the layout."""
         if self._engine:

@@ -43,7 +43,7 @@ REPLIES = "replies"
 """The state in which every keyspace keeps the replies to messages with ids."""
 
 _ATTEMPTS = 100
-# A handler ends a little before its caller gives up, so that the caller hears that nothing was done.
+# A handler ends a little before its caller gives up, so that the caller learns that nothing was done.
 _MARGIN_S = 0.05
 # What a record's handler may take, its asks included.
 _INPUT_S = 60.0

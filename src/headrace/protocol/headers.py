@@ -25,6 +25,7 @@ __all__ = [
     "decode_action",
     "encode_action",
     "encode_user_headers",
+    "lone_append",
     "plain_append",
     "user_headers",
 ]
@@ -116,7 +117,7 @@ def plain_append(written: bytes) -> tuple[Append, AppendTemplate] | None:
     """Return the append of an action header that has no metadata, and its template; None for any other header."""
     match = _RANGED.fullmatch(written)
     template = _template(match[3]) if match is not None else None
-    append = _plain_append(written) if template is not None else None
+    append = lone_append(written) if template is not None else None
     return (append, template) if append is not None and template is not None else None
 
 
@@ -178,7 +179,7 @@ def decode_action(record: Record) -> Action | None:
     if written is None or not _is_text(record.key):
         return None
     try:
-        if len(headers) == 1 and (append := _plain_append(written)) is not None:
+        if len(headers) == 1 and (append := lone_append(written)) is not None:
             return append
         written.decode()  # what is carried as it is must be text as well
         return _action(_decode(checked_depth(written, _MOST_LEVELS)), headers)
@@ -203,14 +204,18 @@ def _own_headers(headers: Headers) -> Mapping[str, bytes | None]:
     return {name: value for name, value in headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
 
 
-def _plain_append(written: bytes) -> Append | None:
-    """Return the append of a header that we wrote and that differs from a known one only in its range."""
+def lone_append(written: bytes) -> Append | None:
+    """Return the append of an action header without others of ours beside it; None if it must be decoded in full.
+
+    It is one that we wrote, and that differs from a known one only in its range.
+    """
     match = _RANGED.fullmatch(written)
-    around = _decoded_around(match[3]) if match is not None else None
-    if match is None or around is None:
+    if match is None:
         return None
-    first, last = int(match[1]), int(match[2])
-    if first > last:
+    first_text, last_text, rest = match.groups()
+    around = _decoded_around(rest)
+    first, last = int(first_text), int(last_text)
+    if around is None or first > last:
         return None
     return Append(
         first=first,

@@ -23,6 +23,7 @@ __all__ = [
     "AppendValue",
     "Encoded",
     "binary_event",
+    "binary_payload",
     "check_finite",
     "checked_depth",
     "checked_json",
@@ -148,6 +149,16 @@ def binary_event(value: bytes) -> tuple[int, bytes] | None:
     if not is_plain or size != _UNTAGGED_BODY + payload_size or len(value) != _ONE.size + payload_size + 2:
         return None
     return seq_nr, value[_ONE.size : -2]
+
+
+def binary_payload(value: bytes, seq_nr: int) -> bytes | None:
+    """Return the payload of a value that holds exactly one plain binary event of that number, else None."""
+    size = len(value) - _ONE.size - len(_NO_METADATA)
+    if size < 0 or not value.endswith(_NO_METADATA):
+        return None
+    if not value.startswith(_ONE.pack(1, 1, _UNTAGGED_BODY + size, seq_nr, 0, _BINARY, size)):
+        return None
+    return value[_ONE.size : -2]
 
 
 def encode_value(value: AppendValue) -> tuple[PayloadFormat, bytes]:

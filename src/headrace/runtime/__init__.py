@@ -12,7 +12,9 @@ from headrace.runtime.error_texts import EXITS, error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
-from headrace.runtime.plugins import load_backend
+from headrace.runtime.open_files import raise_open_files
+from headrace.runtime.plugins import load_backend, load_named
+from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
 from headrace.runtime.workers import Supervisor, Worker
@@ -35,10 +37,14 @@ __all__ = [
     "crash_point",
     "elapsed_ms",
     "error_text",
+    "has_ended",
     "in_thread",
     "load_backend",
+    "load_named",
     "moment_of",
     "own_text",
+    "process_name",
+    "raise_open_files",
     "rare_collections",
     "shutdown_on_signals",
     "watching",
