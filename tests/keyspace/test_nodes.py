@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,8 +201,18 @@ async def test_a_copy_that_was_owned_until_now_answers_no_stale_read(place: Plac
             ending.set()
 
 
-async def test_global_state_is_everywhere(place: Place) -> None:
-    """S13: every node reads its own copy of the same data; what any node writes goes through the one owner."""
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.servers)])
+def either(request: pytest.FixtureRequest, place: Place) -> Place:
+    """Return a cluster on either log."""
+    if request.param == "embedded":
+        return place
+    kafka = request.getfixturevalue("kafka")
+    return Place(f"kafka://{kafka.address}", place.folder, f"c-{uuid.uuid4().hex[:8]}")
+
+
+async def test_global_state_is_everywhere(either: Place) -> None:
+    """S13, C4: every node reads its own copy of the same data; what any node writes goes through the one owner."""
+    place = either
     async with (
         serving(place, "a", Rates) as first,
         serving(place, "b", Rates) as second,

@@ -165,7 +165,7 @@ class Headrace:
         """
         if self._node is not None:
             raise BadArgument("node", parts, "this connection has a node already; name all parts in one call")
-        async with running_node(self.log, self.registry, self.settings, parts, lambda: self.store.settings) as node:
+        async with running_node(self.log, self.registry, self.settings, parts, lambda: self.store) as node:
             self._node = node
             try:
                 yield node

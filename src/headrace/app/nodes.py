@@ -18,7 +18,7 @@ from headrace.log import Log
 from headrace.observe import Health, HealthState, get_logger
 from headrace.runtime import Supervisor
 from headrace.serde import Registry
-from headrace.store import SharedSettings
+from headrace.store import Store
 
 __all__ = ["MissingPartitions", "NodePart", "RunningNode", "running_node"]
 
@@ -32,7 +32,7 @@ class HostWithHealth(Protocol):
 
     @property
     def health(self) -> Health:
-        """The state of what the partition does by itself."""
+        """The state of the partition's background work."""
         ...
 
 
@@ -110,7 +110,7 @@ class RunningNode:
     def find_missing(self, keyspaces: Sequence[str], engines: Sequence[str]) -> dict[str, list[int] | None]:
         """Return, by name, the partitions that nobody owns; None for all of those that no node serves.
 
-        A keyspace that was paused, or that is being resized, is not missing: its callers wait by themselves.
+        A keyspace that was paused, or that is being resized, is not missing: its callers wait for it.
         """
         groups = {name: self._keyspaces.group_name(name) for name in keyspaces if self._keyspaces.is_to_be_served(name)}
         groups |= {name: name for name in engines}
@@ -166,11 +166,11 @@ async def running_node(
     registry: Registry,
     settings: HeadraceSettings,
     parts: tuple[NodePart, ...],
-    shared: Callable[[], SharedSettings],
+    store: Callable[[], Store],
 ) -> AsyncIterator[RunningNode]:
     """Run a node while the block runs; it starts when every partition has an owner, or after half a minute.
 
-    `shared` returns the settings in which engines claim their journals.
+    `store` returns the one in which engines claim their journals, and which keeps the events that left the log.
     """
     served = [part for part in parts if isinstance(part, Engine)]
     app = App(*(part for part in parts if not isinstance(part, Engine)))
@@ -188,7 +188,13 @@ async def running_node(
         stack.push_async_callback(layouts.close)
         keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
         engines = EngineHosting(
-            log, shared, registry, replicas=settings.keyspace.replicas, folder=folder, layouts=layouts
+            log,
+            lambda: store().settings,
+            registry,
+            replicas=settings.keyspace.replicas,
+            folder=folder,
+            layouts=layouts,
+            store=lambda: store().reader,
         )
         for engine in served:
             await engines.prepare(engine)

@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 class GatewayClient:
     """A client of the gateway at `url`. Use it as `async with GatewayClient(url) as client`.
 
-    `token` is a text, or a function that returns a fresh one whenever one is needed. `on_status` hears "open" and
+    `token` is a text, or a function that returns a fresh one whenever one is needed. `on_status` gets "open" and
     "waiting", with the close code, when the socket changes.
     """
 

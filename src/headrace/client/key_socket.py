@@ -1,6 +1,6 @@
 """A socket on one key: the present value, then each change, as framed Avro or as JSON; and messages to the key.
 
-Its frames have no offsets, so a new connection begins with the present value, which is told only if it is another one.
+Its frames have no offsets, so a new connection begins with the present value, which is given only if it differs.
 `GatewayState.subscribe` resumes without a gap.
 """
 

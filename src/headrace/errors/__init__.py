@@ -3,6 +3,7 @@
     HeadraceError
     ├── Refused                     the request is wrong as it stands; don't retry it unchanged
     │   ├── BadArgument             a value that no call accepts
+    │   ├── NotGiven                something that a call or a command needs is missing
     │   ├── UnknownTopic
     │   ├── TopicExists
     │   ├── UnknownPartition
@@ -104,6 +105,7 @@
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── ForeignCluster          another cluster uses the same topics and prefix
+        ├── NodeListenFailed        a node can't listen at its address
         ├── WrongGroupSize          nodes disagree on the partitions of a group
         ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
@@ -118,6 +120,7 @@
         ├── LayoutLost              neither log nor store knows a topic's layout any more
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
+        ├── NoServer                no server of `headrace services` was started, or none is up
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
@@ -142,6 +145,7 @@
         ├── StateOutOfFiles         too many files are open to open a state's
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
+        ├── InputRecordsLost        a topic ends before what an engine has read of it
         ├── WrongEngineTopic        a topic that an engine can't use as it is
         ├── FetchFailed
         ├── ChecksumMismatch
@@ -157,6 +161,7 @@ from __future__ import annotations
 from headrace.errors.cluster import (
     DuplicateNode,
     ForeignCluster,
+    NodeListenFailed,
     NotPartitionOwner,
     PartitionClosed,
     RefusedByPeer,
@@ -170,6 +175,7 @@ from headrace.errors.engines import (
     CommandTooLate,
     EventsMissing,
     FoldFailed,
+    InputRecordsLost,
     OutcomeUnknown,
     RebuildRefused,
     RejectedCommand,
@@ -188,6 +194,7 @@ from headrace.errors.families import (
     Forbidden,
     HeadraceError,
     Misconfigured,
+    NotGiven,
     OperationFailed,
     ReadOnlyHandle,
     Refused,
@@ -289,6 +296,7 @@ from headrace.errors.setup import (
     IncompatibleData,
     InvalidSettings,
     MissingExtra,
+    NoServer,
     NoStore,
     NothingThere,
     PortUnusable,
@@ -362,6 +370,7 @@ __all__ = [
     "ImpossibleTopicChange",
     "IncompatibleData",
     "IncompatibleSchema",
+    "InputRecordsLost",
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",
@@ -376,13 +385,16 @@ __all__ = [
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
+    "NoServer",
     "NoStateYet",
     "NoStore",
     "NoSuchRoute",
+    "NodeListenFailed",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
     "NotFramed",
+    "NotGiven",
     "NotOwner",
     "NotPartitionOwner",
     "NotReadable",

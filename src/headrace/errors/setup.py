@@ -14,6 +14,7 @@ __all__ = [
     "IncompatibleData",
     "InvalidSettings",
     "MissingExtra",
+    "NoServer",
     "NoStore",
     "NothingThere",
     "PortUnusable",
@@ -118,6 +119,15 @@ class FolderUnusable(Misconfigured):
         "the folder {path} can't be created: {reason}; correct the address, or choose a folder "
         "that this user may write to"
     )
+
+
+@dataclass(eq=False)
+class NoServer(Misconfigured):
+    """A command needs servers of `headrace services`, and there are none."""
+
+    state: str
+    name: str
+    says: ClassVar[str] = "no server {state}; run: headrace services up {name}"
 
 
 @dataclass(eq=False)

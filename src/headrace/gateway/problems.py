@@ -165,7 +165,7 @@ def problem_of(error: BaseException) -> HttpProblem:
 
 
 def problem_response(error: BaseException, request_id: str) -> Response:
-    """Return the response to an error; what the caller is not told is logged."""
+    """Return the response to an error; what the response leaves out is logged."""
     problem = problem_of(error)
     if problem.detail in _GENERAL.values() and problem.status >= 500:
         is_bug = problem.status == 500

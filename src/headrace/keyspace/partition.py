@@ -68,7 +68,7 @@ ReadOperation: TypeAlias = GetValue | ReadPage | FindByIndex | CountKeys
 
 
 class OwnerWriter:
-    """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be told."""
+    """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be shown."""
 
     def __init__(self, owner: Owner, changelogs: Collection[TopicPartition]) -> None:
         self._owner = owner
@@ -296,7 +296,7 @@ class KeyspacePartition:
             raise
 
     async def _commit(self, unit: UnitOfWork, tenure: int, deadline_s: float) -> None:
-        """Commit what there is, and wait until it may be told."""
+        """Commit what there is, and wait until it may be shown."""
         self._expect_same(tenure)
         if unit.is_empty:
             await self._gate(tenure, deadline_s)

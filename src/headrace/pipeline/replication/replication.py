@@ -293,7 +293,7 @@ class Replication:
         self._count_failed(read_failed_batch(outcomes))
 
     def _ended(self, query: Any, plan: Plan, outcomes: Path) -> tuple[Ended, str]:  # noqa: ANN401
-        """Return why a query ended by itself. What a failed batch has written is counted too."""
+        """Return why a query ended without being stopped. What a failed batch has written is counted too."""
         self._finish_batches(self._reports.take_to_end(str(query.runId), _END_TOLD_S), plan, outcomes)
         failed = read_failed_batch(outcomes)
         self._count_failed(failed)
