@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from headrace.log import Log, open_log
 from headrace.model import Record, TopicPartition
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.state import BatchName, is_reserved
-from headrace.store import open_store
+from headrace.store import Store, StoreReader, open_store
 from headrace.testing.conformance.log_setting import eventually
 
 
@@ -47,6 +47,7 @@ class EngineNode:
     """One node with its lease and its copy of partition 0, as HostingNode would have it."""
 
     def __init__(self, log: Any, prefix: str, engine: Engine[Any], name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.store: Store | None = None
         self.log = log
         self.clock = clock
         self.engine = engine
@@ -62,12 +63,16 @@ class EngineNode:
     async def start(self, *, rank: int | None = 0) -> EngineNode:
         limits = await ensure_topics(self.log, None, self.engine)
         self.partition: EnginePartition[Any] = await open_partition(
-            self.log, self.engine, 0, limits, node=self.name, clock=self.clock
+            self.log, self.engine, 0, limits, node=self.name, clock=self.clock, store=self._reader()
         )
         self.partition.begin(self.owner)
         self.owner.propose(rank)
         self.tasks = [asyncio.create_task(self.keeper.run()), asyncio.create_task(self.owner.run())]
         return self
+
+    def _reader(self) -> Callable[[], StoreReader] | None:
+        store = self.store
+        return None if store is None else lambda: store.reader
 
     async def serving(self) -> EngineNode:
         async def is_owner() -> bool:
@@ -116,6 +121,8 @@ class EngineSetting:
         self.nodes: list[EngineNode] = []
         # Set by tests that write to an engine's topics behind its back.
         self.is_spoiled = False
+        # Nodes that are made from now on find events there which have left the log.
+        self.store: Store | None = None
 
     def name(self) -> str:
         return f"e-{uuid.uuid4().hex[:10]}"
@@ -125,6 +132,7 @@ class EngineSetting:
     ) -> EngineNode:
         await ensure_lease_topic(self.log, self.prefix, partitions=2)
         self.nodes.append(EngineNode(self.unsure, self.prefix, engine, name, clock))
+        self.nodes[-1].store = self.store
         return await self.nodes[-1].start(**options)
 
     async def owner(self, engine: Engine[Any], name: str = "n1", *, clock: Clock = SYSTEM_CLOCK) -> EngineNode:

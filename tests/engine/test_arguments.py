@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.engine import Aggregate, CommandContext, Engine, Failed, Reject
 from headrace.errors import BadArgument, CommandFailed, NotStorable
+from headrace.protocol import MAX_JSON_DEPTH
 from headrace.testing.engines import EngineHarness
 
 
@@ -44,6 +45,10 @@ class Written:
     document: Document
 
 
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels > 1 else []
+
+
 HELD: dict[str, Document] = {
     "another type": Document(whole="x"),  # type: ignore[arg-type]
     "a fraction": Document(whole=1.5),  # type: ignore[arg-type]
@@ -51,6 +56,8 @@ HELD: dict[str, Document] = {
     "infinite": Document(any={"a": [float("inf")]}),
     "half a character": Document(text="\ud800"),
     "an object": Document(any=object()),
+    "nested one level too deep": Document(any=nested(MAX_JSON_DEPTH - 2)),
+    "nested far too deep": Document(any=nested(900)),
 }
 
 
@@ -160,6 +167,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise when they panic, and pytest when a test fails, is no Exception."""
+
+
 def _raises(error: BaseException) -> None:
     raise error
 
@@ -173,6 +184,7 @@ STRANGE: dict[str, Callable[[CommandContext[Document]], object]] = {
     "an event of another class": lambda _: 5,
     "an error without a text": lambda _: _raises(Unprintable()),
     "a cancellation of its own": lambda _: _raises(asyncio.CancelledError()),
+    "a panic of an extension": lambda _: _raises(Panic("unreachable code")),
 }
 
 

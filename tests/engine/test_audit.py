@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from tests.engine.conftest import EngineSetting, embedded_only
 from tests.engine.models import Close, Deposit, Note, Withdraw, bank_engine, counter_engine
+from tests.suites.journal_faults import WatchedLog
 from tests.suites.journal_setting import replicate
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
@@ -118,12 +120,12 @@ class BusyJournal:
     def ids(self) -> AsyncIterator[str]:
         return self._journal.ids()
 
-    async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
-        if self._times:
+    async def read_many(self, ids: Collection[str]) -> AsyncIterator[tuple[str, AsyncIterator[StoredEvent]]]:
+        for id_ in ids if self._times else ():
             self._times -= 1
             await self._node.send(id_, Deposit(1))
-        async for event in self._journal.read(id_):
-            yield event
+        async for id_, events in self._journal.read_many(ids):
+            yield id_, events
 
 
 async def test_an_engine_that_goes_on_during_the_audit_is_no_difference(setting: EngineSetting, store: Store) -> None:
@@ -149,7 +151,8 @@ async def test_what_one_pass_found_is_confirmed_or_dropped(setting: EngineSettin
     await put(setting, bank, "lost", None)
     values = AggregateValues(bank.state_codec())
     auditor = EngineAuditor(setting.log, journal_of(setting, store, bank), bank, values)
-    kept = {id_: await auditor.stored(id_) for id_ in ("ahead", "lost", "moved")}
+    stored = await auditor.stored(("ahead", "lost", "moved"))
+    kept = {id_: stored.get(id_) for id_ in ("ahead", "lost", "moved")}
     await node.send("moved", Deposit(1))
     suspects = {
         "ahead": Suspect(kept["ahead"], AggregateDifference(id="ahead", kind="version", stored_version=1)),
@@ -157,6 +160,24 @@ async def test_what_one_pass_found_is_confirmed_or_dropped(setting: EngineSettin
         "moved": Suspect(kept["moved"], AggregateDifference(id="moved", kind="version", folded_version=2)),
     }
     assert [each.id for each in await auditor.confirmed(suspects)] == ["lost"]
+
+
+async def test_the_audit_reads_the_head_of_the_log_once_for_all_aggregates(
+    setting: EngineSetting, store: Store
+) -> None:
+    """N42: its cost grows with the events that are not replicated, and not with their product with the aggregates."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    for _ in range(3):
+        await asyncio.gather(*(node.send(f"a-{n}", Deposit(1)) for n in range(60)))
+    log = WatchedLog(setting.log)
+    journal = Journal(log, store, bank.journal_topic or "", cache=None, read_only=True)
+    for id_ in ("a-7", "a-8"):
+        await put(setting, bank, id_, None)
+    audit = await audit_engine(log, journal, bank)
+    assert (audit.aggregates, [each.id for each in audit.differences]) == (60, ["a-7", "a-8"])
+    # The state, the ids, the events; then the state and the events again for those that differ.
+    assert log.delivered < 6 * (180 + 180)
 
 
 async def test_an_engine_without_a_journal_can_not_be_audited(setting: EngineSetting, store: Store) -> None:

@@ -16,8 +16,8 @@ from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, bank_engine
 
 from headrace.cluster import batch_of
-from headrace.engine import Engine, Reject, background
-from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
+from headrace.engine import Engine, Reject, background, metrics
+from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, encode_place, input_key
 from headrace.engine.pump import TopicPump, WrittenRecords
 from headrace.errors import (
     BadArgument,
@@ -355,6 +355,43 @@ async def test_a_topic_that_was_made_again_is_read_from_its_start_and_lost_recor
     assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 4, 5)]
 
 
+@embedded_only
+@pytest.mark.parametrize("done", [(), ((4, 9),)], ids=["place", "done behind it"])
+async def test_an_input_that_ends_before_its_place_is_not_read_until_it_is_made_again(
+    setting: EngineSetting, caplog: pytest.LogCaptureFixture, done: tuple[tuple[int, int], ...]
+) -> None:
+    """N39: a topic was restored from an old copy; new commands at old offsets are neither skipped nor done twice."""
+    bank = topic_bank(setting)
+    topic = str(bank.command_topic)
+    node = await setting.owner(bank)
+    await write(setting, [command(topic, "a", {"amount": n}) for n in (1, 2)])
+    stored = await until_read(node, 2)
+    await node.stop()
+    setting.nodes.clear()
+    setting.is_spoiled = True
+    ahead = msgspec.structs.replace(stored, next_offset=2 if done else 7, done=done)
+    await write(setting, [NewRecord(bank.state_topic, input_key(topic, 0), encode_place(ahead), partition=0)])
+    await write(setting, [command(topic, "a", {"amount": 3})])
+    node = await setting.owner(bank, "n2")
+    told = metrics.INPUTS.labels(topic, "retried")._value
+
+    async def is_told() -> bool:
+        return bool(told.get())
+
+    await eventually(is_told, every_s=0.01, what="the error")
+    last = 8 if done else 6
+    assert f"offsets 3 to {last} of {topic}[0] were read and are gone from the log" in caplog.text
+    assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 2}]
+    await node.stop()
+    setting.nodes.clear()
+    await setting.log.admin.delete(topic)
+    await setting.log.admin.create(topic, partitions=1, config=TopicConfig())
+    await write(setting, [command(topic, "a", {"amount": 4})])
+    node = await setting.owner(bank, "n3")
+    await until_read(node, 1)
+    assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 2}, {"amount": 4}]
+
+
 async def test_an_owner_with_nothing_to_read_is_not_counted_among_those_that_failed(
     setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,9 +571,16 @@ async def test_work_that_comes_when_the_partition_is_lost_is_not_done_later(sett
     assert isinstance(late.done.exception(), NotPartitionOwner)
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise when they panic is no Exception."""
+
+
 @embedded_only
+@pytest.mark.parametrize("error", [ValueError("no amount: \udc80"), Panic("no amount: \udc80")], ids=["error", "panic"])
 @pytest.mark.parametrize("where", ["decode", "handler"])
-async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: EngineSetting, where: str) -> None:
+async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(
+    setting: EngineSetting, where: str, error: BaseException
+) -> None:
     """N8, N39: a reason with characters that UTF-8 can't carry is written with escapes, as dead letter and as reply."""
     for topic in ("texts", "answers"):
         await setting.log.admin.create(topic, partitions=1, config=TopicConfig())
@@ -545,7 +589,7 @@ async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: 
     @bank.command
     def deposit(count: int | None, command: Deposit) -> Deposit:
         if not command.amount:
-            raise ValueError("no amount: \udc80")
+            raise error
         return command
 
     @bank.event
@@ -554,7 +598,7 @@ async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: 
 
     def decode(record: Record) -> tuple[str, Deposit]:
         if where == "decode" and record.offset == 0:
-            raise ValueError("no amount: \udc80")
+            raise error
         return "a", Deposit(record.offset)
 
     bank.commands_from("texts", decode=decode)

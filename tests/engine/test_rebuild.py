@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +205,9 @@ class _Shortened:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
-        async for event in self._journal.read(id_):
-            if event.seq_nr > 1:
-                yield event
+    async def read_many(self, ids: Collection[str]) -> AsyncIterator[tuple[str, AsyncIterator[StoredEvent]]]:
+        for id_ in ids:
+            yield id_, self._journal.read(id_, 2)
 
 
 @embedded_only

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
-from tests.engine.models import Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
+from tests.engine.models import Close, Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
+from tests.suites.journal_setting import replicate
 
-from headrace.engine import Engine, SagaContext, saga
-from headrace.engine.places import decode_place, saga_key
-from headrace.errors import BadArgument, ContextEnded, UnknownCommand
-from headrace.model import StoredEvent
+from headrace.config import EmbeddedStoreSettings, StoreSettings
+from headrace.engine import Engine, SagaContext, metrics, saga
+from headrace.engine.places import InputPlaces, decode_place, saga_key
+from headrace.engine.sagas import SagaSource
+from headrace.errors import BadArgument, ContextEnded, RecordsLost, UnknownCommand, UnknownTopic
+from headrace.journal import removed_records
+from headrace.model import StoredEvent, TopicPartition
+from headrace.store import Store, open_store
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
@@ -45,7 +52,7 @@ async def until_through(node: EngineNode, name: str = "mirrored") -> None:
 
 async def _events(node: EngineNode, end: int) -> Any:
     at = node.partition.changelogs[0]._replace(topic=node.engine.journal_topic)
-    async for batch in node.log.read(at, 0, end):
+    async for batch in node.log.read(at, (await node.log.bounds(at)).start, end):
         for record in batch.records:
             yield record
 
@@ -89,6 +96,115 @@ async def test_an_owner_that_crashes_around_the_commit_of_a_saga_sends_each_comm
     await node.send("a", Deposit(2))
     await until_through(node)
     assert await sent_of(setting, mirror) == [("to-a", {"amount": 1}), ("to-a", {"amount": 2})]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """The store beside the log."""
+    settings = StoreSettings(embedded=EmbeddedStoreSettings(fsync=False))
+    opened = await open_store(f"embedded:{tmp_path / 'store'}", settings=settings)
+    yield opened
+    await opened.close()
+
+
+async def removed_below(setting: EngineSetting, engine: Engine[Any], before: int) -> None:
+    """Remove records from the journal's log, as retention does."""
+    setting.is_spoiled = True  # the audit's own store is empty
+    await setting.log.retention.truncate(TopicPartition(str(engine.journal_topic), 0), before=before)
+
+
+@embedded_only
+@pytest.mark.parametrize("at_once", [2, 10_000])
+async def test_a_saga_that_comes_late_gets_the_events_of_the_store_and_of_the_log(
+    setting: EngineSetting, store: Store, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """N39: a new saga, and one that fell behind the journal's retention, miss nothing and repeat nothing."""
+    monkeypatch.setattr(removed_records, "__kwdefaults__", {"limit": at_once})
+    setting.store = store
+    bank, mirror = mirror_of(setting)
+    silent = bank_engine(bank.name)
+    node = await setting.owner(silent)
+    for n in range(1, 6):
+        await node.send("ab"[n % 2], Deposit(n))
+    await replicate(setting.log, store, bank.name)
+    await removed_below(setting, bank, 4)
+    await node.send("a", Deposit(6))
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(bank, "n2")
+    await until_through(node)
+    assert [data["amount"] for _, data in await sent_of(setting, mirror)] == [1, 2, 3, 4, 5, 6]
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(silent, "n3")
+    for n in (7, 8):
+        await node.send("a", Deposit(n))
+    await replicate(setting.log, store, bank.name)
+    end = (await setting.log.bounds(TopicPartition(bank.name, 0))).high_watermark
+    await removed_below(setting, bank, end)
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(bank, "n4")
+    await node.send("b", Deposit(9))
+    await until_through(node)
+    assert [data["amount"] for _, data in await sent_of(setting, mirror)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    ids = {dict(each.headers)["headrace.command-id"] for each in await setting.records(str(mirror.command_topic))}
+    assert len(ids) == 9
+
+
+@embedded_only
+async def test_a_saga_whose_events_are_in_neither_store_nor_log_stops_and_names_them(
+    setting: EngineSetting, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """N39: it does not go on as if there had been nothing; the error has the offsets that are lost."""
+    setting.store = store
+    bank, mirror = mirror_of(setting)
+    node = await setting.owner(bank_engine(bank.name))
+    for n in range(1, 6):
+        await node.send("a", Deposit(n))
+    await replicate(setting.log, store, bank.name, up_to=1)
+    await removed_below(setting, bank, 4)
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(bank, "n2")
+
+    async def is_told() -> bool:
+        return retried(bank.name) > 0
+
+    await eventually(is_told, every_s=0.01, what="the error")
+    source = SagaSource(
+        bank.sagas["mirrored"], bank, InputPlaces({}.get), TopicPartition(bank.name, 0), lambda: store.reader
+    )
+    with pytest.raises(RecordsLost, match=r"offsets 2 to 3 of .* are gone from the log") as lost:
+        await source.removed(0, 4)
+    assert (lost.value.first, lost.value.last) == (2, 3)
+    assert "offsets 2 to 3" in caplog.text
+    with pytest.raises(UnknownTopic):
+        await setting.log.admin.describe(str(mirror.command_topic))
+
+
+@embedded_only
+async def test_a_saga_reports_events_that_were_purged_before_it_read_them(setting: EngineSetting, store: Store) -> None:
+    """N39: neither log nor store has them; they are counted as lost, and the rest goes on."""
+    setting.store = store
+    bank, mirror = mirror_of(setting)
+    node = await setting.owner(bank_engine(bank.name, none_states="purge"))
+    await node.send("a", Deposit(1))
+    await node.send("b", Deposit(2))
+    await node.send("a", Close())
+    await replicate(setting.log, store, bank.name)
+    await removed_below(setting, bank, (await setting.log.bounds(TopicPartition(bank.name, 0))).high_watermark)
+    await node.stop()
+    setting.nodes.clear()
+    node = await setting.owner(bank, "n2")
+    await node.send("b", Deposit(3))
+    await until_through(node)
+    assert [data["amount"] for _, data in await sent_of(setting, mirror)] == [2, 3]
+    assert metrics.INPUTS.labels(bank.name, "lost")._value.get() == 1
+
+
+def retried(topic: str) -> float:
+    return float(metrics.INPUTS.labels(topic, "retried")._value.get())
 
 
 async def until_begun(node: EngineNode) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 from tests.suites.journal_faults import StoreOnTop, StuckLog, WatchedLog, WatchedReader
+from tests.suites.journal_holds import poison
 from tests.suites.journal_setting import JournalSetting, numbers, read, replicate
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedOut, Unavailable
-from headrace.journal import HeadCache, Journal
+from headrace.errors import HeadraceError, JournalHeld, OffsetOutOfRange, RecordsLost, TimedOut, Unavailable
+from headrace.journal import HeadCache, Journal, read_many
 from headrace.log import Log
 from headrace.log.metrics import FETCHES
 from headrace.model import MAX_SEQ_NR, Batch, Event, TopicPartition
@@ -96,6 +98,52 @@ class Economy(JournalSetting):
         assert await numbers(journal, "k") == list(range(3, 11))
         assert len(watched.readings) == 1
         assert watched.delivered <= 25
+
+    @pytest.mark.parametrize("keep_bytes", [1 << 20, 1], ids=["all fit", "one fits"])
+    async def test_many_journals_are_read_in_one_pass(
+        self, log: Log, store: Store, topic: str, monkeypatch: pytest.MonkeyPatch, keep_bytes: int
+    ) -> None:
+        """J24: what is not replicated is read once for all of them; if memory is short, one less often than one by one.
+
+        Deleted, purged, held and replicated ones among them are as single reads show them.
+        """
+        monkeypatch.setattr(read_many, "_KEEP_BYTES", keep_bytes)
+        watched = WatchedLog(log)
+        journal = Journal(watched, store, topic, cache=None, read_only=True)
+        writer = Journal(log, store, topic, cache=None)
+        ids = [f"k{n}" for n in range(5)]
+        for seq_nr in range(1, 4):
+            for id_ in ids:
+                await writer.append(id_, [Event(seq_nr, id_)])
+            if seq_nr == 1:
+                await replicate(log, store, topic)
+        await writer.delete("k1", to=2)
+        await writer.purge("k2")
+        await poison(log, topic, "k3")
+        single: dict[str, Any] = {}
+        for id_ in (*ids, "nobody"):
+            try:
+                single[id_] = await read(journal, id_)
+            except JournalHeld as error:
+                single[id_] = str(error)
+        watched.readings.clear()
+        many: dict[str, Any] = {}
+        async for id_, events in journal.read_many([*ids, "nobody", "k0"]):
+            try:
+                many[id_] = [event async for event in events]
+            except JournalHeld as error:
+                many[id_] = str(error)
+        assert many == single
+        assert [event.seq_nr for event in many["k1"]] == [3]
+        assert isinstance(many["k3"], str)
+        assert len(watched.readings) == (1 if keep_bytes > 1 else 5)
+
+    async def test_many_journals_of_a_topic_that_nobody_wrote_are_empty(self, log: Log, store: Store) -> None:
+        """J1: as for a single one."""
+        journal = Journal(log, store, "j-nobody", cache=None, read_only=True)
+        assert [(id_, [event async for event in events]) async for id_, events in journal.read_many(["k"])] == [
+            ("k", [])
+        ]
 
     @pytest.mark.parametrize(("kept_bytes", "readings"), [(1 << 20, []), (0, [(200, 202)])], ids=["records", "headers"])
     async def test_a_warm_read_takes_its_own_records_only(

@@ -18,7 +18,7 @@ from headrace.log import Log
 from headrace.observe import Health, HealthState, get_logger
 from headrace.runtime import Supervisor
 from headrace.serde import Registry
-from headrace.store import SharedSettings
+from headrace.store import Store
 
 __all__ = ["MissingPartitions", "NodePart", "RunningNode", "running_node"]
 
@@ -166,11 +166,11 @@ async def running_node(
     registry: Registry,
     settings: HeadraceSettings,
     parts: tuple[NodePart, ...],
-    shared: Callable[[], SharedSettings],
+    store: Callable[[], Store],
 ) -> AsyncIterator[RunningNode]:
     """Run a node while the block runs; it starts when every partition has an owner, or after half a minute.
 
-    `shared` returns the settings in which engines claim their journals.
+    `store` returns the one in which engines claim their journals, and which keeps the events that left the log.
     """
     served = [part for part in parts if isinstance(part, Engine)]
     app = App(*(part for part in parts if not isinstance(part, Engine)))
@@ -188,7 +188,13 @@ async def running_node(
         stack.push_async_callback(layouts.close)
         keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
         engines = EngineHosting(
-            log, shared, registry, replicas=settings.keyspace.replicas, folder=folder, layouts=layouts
+            log,
+            lambda: store().settings,
+            registry,
+            replicas=settings.keyspace.replicas,
+            folder=folder,
+            layouts=layouts,
+            store=lambda: store().reader,
         )
         for engine in served:
             await engines.prepare(engine)

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
@@ -23,6 +22,7 @@ from headrace.cli.options import (
     answer,
     confirm,
     creating_headrace,
+    plain_console,
     print_json,
     with_headrace,
 )
@@ -175,7 +175,12 @@ def purge(
     Example: headrace journal purge accounts acc-1 --yes
     """
     confirm(f"remove journal {id_} of {topic} for good?", is_sure=yes)
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
+
+    async def work(hr: Headrace) -> WrittenPosition:
+        await hr.log.admin.describe(topic)  # a purge would create a topic whose name is misspelt
+        return await hr.journal(topic, origin="headrace-cli").purge(id_)
+
+    done = with_headrace(address, store, work)
     answer(f"purged, at offset {done.offset}", as_json=as_json, purged=True, offset=done.offset)
 
 
@@ -232,7 +237,7 @@ def history(
     for m in moments:
         effect = f"{m.effect}: {m.reason}" if m.reason else m.effect
         table.add_row("" if m.offset is None else str(m.offset), _time(m.timestamp_ms), m.what, effect)
-    Console().print(table if moments else f"nothing is known of {id_} in {topic}")
+    plain_console().print(table if moments else f"nothing is known of {id_} in {topic}")
 
 
 @app.command("stats")
@@ -251,7 +256,7 @@ def stats(topic: Topic, address: Address = None, store: StoreAddress = None, as_
         replicated = "nothing yet" if partition.replicated is None else str(partition.replicated)
         row = (partition.partition, partition.start, partition.end, replicated, partition.lag)
         table.add_row(*(str(value) for value in row))
-    Console().print(table)
+    plain_console().print(table)
 
 
 def payloads_of(texts: Sequence[str], *, is_text: bool) -> list[Any]:

@@ -17,7 +17,7 @@ from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
 from headrace.observe import Health, HealthState, get_logger
-from headrace.runtime import load_named, rare_collections, shutdown_on_signals
+from headrace.runtime import load_named, raise_open_files, rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import RunningGateway
@@ -77,6 +77,7 @@ def run(
         host_and_port(http, "--http")
     if grpc is not None:
         host_and_port(grpc, "--grpc")
+    raise_open_files()
 
     async def use(hr: Headrace) -> None:
         hr.settings = _with_options(hr.settings, node_id=node_id, listen=listen, grpc=grpc)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
+from rich.console import Console
 
 from headrace.app import Headrace, connect
 from headrace.config import DEFAULTS, HeadraceSettings, Section
@@ -23,6 +24,7 @@ __all__ = [
     "confirm",
     "creating_headrace",
     "creating_settings",
+    "plain_console",
     "print_json",
     "with_headrace",
 ]
@@ -128,3 +130,8 @@ def _run(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(run())
+
+
+def plain_console() -> Console:
+    """Return a console for data: what stands in square brackets or between colons is text, and not markup."""
+    return Console(markup=False, emoji=False)

@@ -9,11 +9,19 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
+from headrace.cli.options import (
+    Address,
+    AsJson,
+    StoreAddress,
+    answer,
+    confirm,
+    creating_headrace,
+    plain_console,
+    with_headrace,
+)
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
@@ -212,7 +220,7 @@ def show_offsets(where: Where, address: Address = None, store: StoreAddress = No
     for slot, place in sorted(offsets.items()):
         shown = ("nothing yet", "") if place is None else (str(place), _time(place.log_time_ms))
         table.add_row(str(slot), *shown)
-    Console().print(table)
+    plain_console().print(table)
 
 
 @offset_app.command("set")

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import AsJson, answer, print_json
+from headrace.cli.options import AsJson, answer, plain_console, print_json
 from headrace.errors import BadArgument, NoServer
 from headrace.services import (
     NAMES,
@@ -277,4 +277,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         up_for = f"{row['uptime_s']} s" if row["uptime_s"] is not None else ""
         table.add_row(row["name"], row["state"], row["address"], str(row["pid"] or ""), up_for, row["data"])
-    Console(highlight=False).print(table)
+    plain_console().print(table)

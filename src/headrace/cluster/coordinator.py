@@ -51,7 +51,8 @@ class CoordinationStore(Protocol):
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
         """Begin a session. Raises DuplicateNode if a living process has one with this id.
 
-        An earlier session of a process that died is waited for.
+        An earlier session of a process that died is waited for, or ended at once if it is known to have died
+        (its facts name the process).
         """
         ...
 

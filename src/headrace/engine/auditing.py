@@ -41,8 +41,8 @@ _SIDE_BY_SIDE = 8
 class JournalEvents(Protocol):
     """What an audit needs of a Journal."""
 
-    def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
-        """Yield the events of an aggregate."""
+    def read_many(self, ids: Collection[str]) -> AsyncIterator[tuple[str, AsyncIterator[StoredEvent]]]:
+        """Yield each id with its events; what is not replicated is read once for all of them."""
         ...
 
     def ids(self) -> AsyncIterator[str]:
@@ -71,6 +71,13 @@ class Suspect(NamedTuple):
     difference: AggregateDifference
 
 
+class _Look(NamedTuple):
+    """How an aggregate differs from its journal; `grown_to` is the version of a journal that grew during the look."""
+
+    difference: AggregateDifference | None
+    grown_to: int | None = None
+
+
 class EngineAuditor(Generic[S]):
     """Compares aggregates with their journals, in this process. The codec of `values` is open."""
 
@@ -83,19 +90,9 @@ class EngineAuditor(Generic[S]):
 
     async def audit(self, ids: Collection[str] | None = None) -> EngineAudit:
         """Look at these aggregates, or at all that the state topic, the log or the store know."""
-        stored: dict[str, bytes | None] = {}
-        for partition in _partitions_of(self._engine, ids):
-            stored |= await stored_values(self._log, self._engine, partition, ids)
+        stored = await self.stored(ids)
         wanted = set(stored) | (set(ids) if ids is not None else await self._journals())
-        turn = asyncio.Semaphore(_SIDE_BY_SIDE)
-
-        async def look(id_: str) -> AggregateDifference | None:
-            async with turn:
-                found = await self._look(id_, stored.get(id_))
-                return None if found is None else await self.look_again(id_, found)
-
-        looks = await asyncio.gather(*(look(id_) for id_ in sorted(wanted)))
-        found = [each for each in looks if each is not None]
+        found = await self._settled(await self._looked({id_: stored.get(id_) for id_ in sorted(wanted)}))
         return EngineAudit(self._engine.name, len(wanted), len(found), found)
 
     async def confirmed(self, suspects: Mapping[str, Suspect]) -> list[AggregateDifference]:
@@ -104,63 +101,94 @@ class EngineAuditor(Generic[S]):
         State and journal were read side by side. A record that has not changed since is at least as new as the journal
         was, so that it is wrong unless it is ahead; only the others need their journals read again.
         """
-        now: dict[str, bytes | None] = {}
-        for partition in _partitions_of(self._engine, suspects):
-            now |= await stored_values(self._log, self._engine, partition, suspects)
-        turn = asyncio.Semaphore(_SIDE_BY_SIDE)
-
-        async def settled(id_: str, suspect: Suspect) -> AggregateDifference | None:
-            difference = suspect.difference
+        now = await self.stored(suspects)
+        real: list[AggregateDifference] = []
+        unsure: list[str] = []
+        for id_, (value, difference) in suspects.items():
             is_ahead = (difference.stored_version or 0) > (difference.folded_version or 0)
-            if now.get(id_) == suspect.value and not is_ahead:
-                return difference
-            async with turn:
-                return await self.look_again(id_)
+            if now.get(id_) == value and not is_ahead:
+                real.append(difference)
+            else:
+                unsure.append(id_)
+        looked = await self._looked({id_: now.get(id_) for id_ in unsure})
+        return real + await self._settled(looked)
 
-        real = await asyncio.gather(*(settled(id_, suspect) for id_, suspect in suspects.items()))
-        return [each for each in real if each is not None]
-
-    async def look_again(self, id_: str, found: AggregateDifference | None = None) -> AggregateDifference | None:
-        """Return how an aggregate differs; None if it does not, or if it is only being changed.
+    async def _settled(self, found: Mapping[str, AggregateDifference]) -> list[AggregateDifference]:
+        """Look again at what differs, and return what does so for good: an aggregate may only be being changed.
 
         It differs if two looks in a row show the same difference, or if every look shows one.
         """
+        real: dict[str, AggregateDifference] = {}
         for _ in range(_LOOKS):
-            await asyncio.sleep(_LOOK_AGAIN_S if found is not None else 0)
-            again = await self._look(id_, await self.stored(id_))
-            if again is None or again == found:
-                return again
-            found = again
+            if not found:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            stored = await self.stored(found)
+            again = await self._looked({id_: stored.get(id_) for id_ in found})
+            real |= {id_: each for id_, each in again.items() if each == found[id_]}
+            found = {id_: each for id_, each in again.items() if id_ not in real}
+        return [each for _, each in sorted((real | dict(found)).items())]
+
+    async def _looked(self, stored: Mapping[str, bytes | None]) -> dict[str, AggregateDifference]:
+        """Compare records with the journals, which are read after them and may have grown since."""
+        found: dict[str, AggregateDifference] = {}
+        grown: dict[str, int] = {}
+        turn = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def look(id_: str, events: AsyncIterator[StoredEvent]) -> None:
+            try:
+                look = await self._look(StoredAggregate(id_, stored[id_]), events)
+            finally:
+                turn.release()
+            if look.difference is not None:
+                found[id_] = look.difference
+                if look.grown_to is not None:
+                    grown[id_] = look.grown_to
+
+        looks: list[asyncio.Task[None]] = []
+        try:
+            async for id_, events in self._journal.read_many(stored):
+                await turn.acquire()
+                looks.append(asyncio.create_task(look(id_, events)))
+            await asyncio.gather(*looks)
+        finally:
+            for each in looks:
+                each.cancel()
+        for id_ in await self._reached(grown):
+            del found[id_]
         return found
 
-    async def stored(self, id_: str) -> bytes | None:
-        """Return an aggregate's record in the state topic; None if it has none."""
-        (partition,) = _partitions_of(self._engine, [id_])
-        return (await stored_values(self._log, self._engine, partition, [id_])).get(id_)
-
-    async def _look(self, id_: str, value: bytes | None) -> AggregateDifference | None:
-        """Compare a record with the journal, which is read after it and may have grown since."""
-        stored = StoredAggregate(id_, value)
-        version = await self._version(value)
+    async def _look(self, stored: StoredAggregate, events: AsyncIterator[StoredEvent]) -> _Look:
+        version = await self._version(stored.value)
         at_version: AggregateDifference | None = None
-        fold = AggregateFold(self._engine, id_)
+        fold = AggregateFold(self._engine, stored.id)
         try:
-            async for event in self._journal.read(id_):
+            async for event in events:
                 if fold.version == version and event.seq_nr > version:
                     at_version = difference_of(self._values, stored, fold)
                 fold.add(event)
         except ReadAgain:  # it was purged during the read, and is looked at again
-            return AggregateDifference(id=id_, kind="version", problem="the journal changes")
+            return _Look(AggregateDifference(id=stored.id, kind="version", problem="the journal changes"))
         except (Refused, JournalHeld) as error:
-            return difference_of(self._values, stored, error)
+            return _Look(difference_of(self._values, stored, error))
         difference = difference_of(self._values, stored, fold)
         if difference is None or at_version is not None or not 0 < version < fold.version:
-            return at_version or difference
-        return await self._unless_moved_on(difference, fold.version)
+            return _Look(at_version or difference)
+        return _Look(difference, grown_to=fold.version)
 
-    async def _unless_moved_on(self, difference: AggregateDifference, reached: int) -> AggregateDifference | None:
-        """Return the difference unless the record has reached the events that came after the first look."""
-        return None if await self._version(await self.stored(difference.id)) >= reached else difference
+    async def _reached(self, grown: Mapping[str, int]) -> list[str]:
+        """Return the aggregates whose records have reached the events that came after the first look."""
+        if not grown:
+            return []
+        now = await self.stored(grown)
+        return [id_ for id_, version in grown.items() if await self._version(now.get(id_)) >= version]
+
+    async def stored(self, ids: Collection[str] | None) -> dict[str, bytes | None]:
+        """Return the records of these aggregates, or of all, in one pass over their partitions of the state topic."""
+        stored: dict[str, bytes | None] = {}
+        for partition in _partitions_of(self._engine, ids):
+            stored |= await stored_values(self._log, self._engine, partition, ids)
+        return stored
 
     async def _version(self, value: bytes | None) -> int:
         """Return the version in a record, and get ready to decode its state; 0 if there is none, or it is damaged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headrace.engine.handling import CommandHandling
@@ -18,6 +18,7 @@ from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
+from headrace.store import StoreReader
 
 __all__ = ["OwnerWork", "TaskSet"]
 
@@ -58,7 +59,9 @@ class OwnerWork:
         timers: TimerLoop,
         places: InputPlaces,
         submit: SubmitWork,
+        store: Callable[[], StoreReader] | None = None,
     ) -> None:
+        self._store = store
         self._handling = handling
         self._engine = handling.engine
         self._partition = handling.state_at.partition
@@ -77,7 +80,8 @@ class OwnerWork:
             self._run(topic, self._read(self._log, topic))
         for name, saga in self._engine.sagas.items():
             at = TopicPartition(str(self._engine.journal_topic), self._partition)
-            self._run(name, self._pump(self._log, SagaSource(saga, self._engine, self._places), at))
+            source = SagaSource(saga, self._engine, self._places, at, self._store)
+            self._run(name, self._pump(self._log, source, at))
 
     def stop(self) -> None:
         """Stop; the next owner goes on from what is committed."""

@@ -51,7 +51,7 @@ from headrace.errors import (
     WrongVersion,
 )
 from headrace.model import NewRecord, TopicPartition, size_of
-from headrace.runtime import error_text
+from headrace.runtime import EXITS, error_text
 from headrace.state import BatchName
 
 __all__ = ["CommandHandling", "HandledCommand"]
@@ -164,7 +164,9 @@ class CommandHandling(Generic[S]):
             if hasattr(returned, "__await__"):
                 return self._awaited(request, context, returned)
             return decision_of(context, returned)
-        except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+        except EXITS:
+            raise
+        except BaseException as error:  # the application's own, panics of extensions included; the next command works
             if context is not None:
                 context.end()
             return self._undecided(request, stage, error)
@@ -269,7 +271,9 @@ class CommandHandling(Generic[S]):
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
-        except Exception as error:
+        except (*EXITS, GeneratorExit):
+            raise
+        except BaseException as error:
             return self._undecided(request, "handler", error)
         finally:
             context.end()

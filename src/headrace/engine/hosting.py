@@ -25,7 +25,7 @@ from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.serde import Registry
 from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
-from headrace.store import SharedSettings
+from headrace.store import SharedSettings, StoreReader
 
 __all__ = ["EngineHosting", "OpenFolder", "open_partition"]
 
@@ -45,6 +45,7 @@ async def open_partition(
     registry: Registry | None = None,
     folder: OpenFolder | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    store: Callable[[], StoreReader] | None = None,
 ) -> EnginePartition[S]:
     """Open one partition of an engine on a node. Without a folder its copy is in memory. Raises WrongEngineTopic."""
     await check_state_there(log, engine, partition)
@@ -62,7 +63,7 @@ async def open_partition(
     journal = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
     tokens = PartitionTokens(states.replicas[engine.name], log, journal)
     handling = CommandHandling(engine, values, partition, limits)
-    return EnginePartition(handling, states, node=node, log=log, clock=clock, tokens=tokens)
+    return EnginePartition(handling, states, node=node, log=log, clock=clock, tokens=tokens, store=store)
 
 
 class EngineHosting:
@@ -78,7 +79,9 @@ class EngineHosting:
         folder: OpenFolder | None = None,
         clock: Clock = SYSTEM_CLOCK,
         layouts: KeyspaceLayouts | None = None,
+        store: Callable[[], StoreReader] | None = None,
     ) -> None:
+        self._store = store
         self._layouts = layouts
         self._served: dict[str, tuple[Engine[Any], bool]] = {}
         self._log = log
@@ -139,6 +142,7 @@ class EngineHosting:
                 registry=self._registry,
                 folder=self._folder,
                 clock=self._clock,
+                store=self._store,
             )
 
         spec = GroupSpec(name=engine.name, partitions=engine.partitions, replicas=self._replicas)

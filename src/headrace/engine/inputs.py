@@ -34,7 +34,8 @@ from headrace.engine.places import InputPlaces, InputSpan, input_key
 from headrace.engine.pump import LaneWork, WrittenRecords
 from headrace.engine.records import AggregateRecord
 from headrace.engine.work import WorkOutcome
-from headrace.errors import BadArgument, CommandIdReused, CommandTooLate, UnknownCommand, UnknownTopic
+from headrace.errors import BadArgument, CommandIdReused, CommandTooLate, RecordsLost, UnknownCommand, UnknownTopic
+from headrace.journal import RemovedRecords
 from headrace.log import Log, ensure_topic
 from headrace.model import NewRecord, Record, TopicConfig, TopicPartition, partition_of, size_of
 from headrace.state import BatchName
@@ -90,6 +91,15 @@ class CommandSource:
     def dead_letters(self) -> str | None:
         """The topic for records that are no command, or whose command fails."""
         return dead_letters_of(self._at.topic)
+
+    @property
+    def has_store(self) -> bool:
+        """False: what leaves the topic is gone."""
+        return False
+
+    async def removed(self, first: int, end: int) -> RemovedRecords:
+        """Raise RecordsLost: nobody has them."""
+        raise RecordsLost(*self._at, first, end - 1)
 
     async def open(self, log: Log) -> None:
         """Make the topic for dead letters."""

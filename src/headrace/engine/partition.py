@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -37,6 +37,7 @@ from headrace.model import ConsistencyToken, NewRecord, Position, TopicPartition
 from headrace.observe import Health
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.state import BatchName, StatePartition
+from headrace.store import StoreReader
 
 __all__ = ["CommittedAggregate", "EnginePartition"]
 
@@ -61,7 +62,7 @@ class EnginePartition(Generic[S]):
 
     Promises: an answer means that the command is in the log. A command id is done once, within the bounds that the
     engine's limits name. An error without `outcome_known` False means that nothing was done. Topics with commands and
-    sagas are read from `log`; without one there are none.
+    sagas are read from `log`; without one there are none. `store` has the events that left the log, for sagas.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EnginePartition(Generic[S]):
         log: Log | None = None,
         clock: Clock = SYSTEM_CLOCK,
         tokens: PartitionTokens | None = None,
+        store: Callable[[], StoreReader] | None = None,
     ) -> None:
         self._handling = handling
         self._engine = handling.engine
@@ -99,7 +101,7 @@ class EnginePartition(Generic[S]):
             places=places,
         )
         timers = TimerLoop(handling, self._replica, self._submit_work, now_ms=self._time.now_ms)
-        self._own_work = OwnerWork(handling, log, timers, places, self._submit_work)
+        self._own_work = OwnerWork(handling, log, timers, places, self._submit_work, store)
         self._commits = BatchCommits(
             handling,
             states,

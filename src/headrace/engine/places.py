@@ -58,6 +58,11 @@ class InputPlace(msgspec.Struct, frozen=True, array_like=True):
         """Return the place of an input that was never read."""
         return cls(FORMAT, topic_id, offset)
 
+    @property
+    def end(self) -> int:
+        """The offset behind everything that is done."""
+        return max([self.next_offset, *(end for _, end in self.done)])
+
     def is_done(self, span: InputSpan) -> bool:
         """Return True if the span is done. One of another topic of this name is not known here."""
         if span.topic_id != self.topic_id:

@@ -22,11 +22,20 @@ from headrace.engine.places import InputPlace, InputPlaces, InputSpan
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timer_loop import SubmitWork
 from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
-from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, Refused, UnreadableRecord
+from headrace.errors import (
+    HeadraceError,
+    InputRecordsLost,
+    Misconfigured,
+    NotPartitionOwner,
+    OperationFailed,
+    Refused,
+    UnreadableRecord,
+)
+from headrace.journal import RemovedRecords
 from headrace.log import Log
 from headrace.model import Bounds, NewRecord, Record, TopicPartition, size_of
 from headrace.observe import get_logger
-from headrace.runtime import Backoff, crash_point, error_text, own_text
+from headrace.runtime import EXITS, Backoff, crash_point, error_text, own_text
 from headrace.state import BatchName
 
 __all__ = ["InputSource", "LaneWork", "TopicPump", "WrittenRecords"]
@@ -64,8 +73,17 @@ class InputSource(Protocol):
         """The topic for records that can't be handled; None if they are tried again until they can."""
         ...
 
+    @property
+    def has_store(self) -> bool:
+        """True if what leaves the log is kept elsewhere, and can be had with `removed`."""
+        ...
+
     async def open(self, log: Log) -> None:
         """Get ready to read: make and check topics."""
+        ...
+
+    async def removed(self, first: int, end: int) -> RemovedRecords:
+        """Return records that have left the log. Raises RecordsLost."""
         ...
 
     async def work_of(self, record: Record, span: InputSpan) -> LaneWork:
@@ -202,7 +220,8 @@ class TopicPump:
             except Exception as error:  # whatever the application raises must not end the partition
                 failures = failures + 1 if self._progress() == before else 1
                 delay_s = _BACKOFF.delay_s(failures)
-                _logger.warning("an input pauses", at=str(self._at), error=error_text(error), retry_in_s=delay_s)
+                tell = _logger.error if isinstance(error, Misconfigured) else _logger.warning
+                tell("an input pauses", at=str(self._at), error=error_text(error), retry_in_s=delay_s)
                 metrics.INPUTS.labels(self._at.topic, "retried").inc()
                 await asyncio.sleep(delay_s)
 
@@ -240,11 +259,15 @@ class TopicPump:
         return place
 
     def _start(self, stored: InputPlace | None, topic_id: str, bounds: Bounds) -> InputPlace:
+        """Return where to begin. Raises InputRecordsLost if the topic ends before the place."""
+        start = 0 if self._source.has_store else bounds.start
         if stored is None:
-            return InputPlace.begin(topic_id, bounds.start if self._source.start == "earliest" else bounds.end)
+            return InputPlace.begin(topic_id, start if self._source.start == "earliest" else bounds.end)
         if stored.topic_id != topic_id:
-            return InputPlace.begin(topic_id, bounds.start)
-        return stored.moved_to(bounds.start) if stored.next_offset < bounds.start else stored
+            return InputPlace.begin(topic_id, start)
+        if stored.end > bounds.high_watermark:
+            raise InputRecordsLost(*self._at, bounds.high_watermark, stored.end - 1)
+        return stored.moved_to(start) if stored.next_offset < start else stored
 
     def _report(self, stored: InputPlace | None, place: InputPlace) -> None:
         """Say why the place is another one than the one that is stored."""
@@ -278,9 +301,9 @@ class TopicPump:
 
     async def _read(self, place: InputPlace, reading: _Reading) -> None:
         """Read from a place on, forever. What the log can't read is set aside, if anything is."""
-        position = place.next_offset
+        position, start = await self._read_removed(place.next_offset, reading)
         while True:
-            batches = self._log.read(self._at, position, max_records=_WINDOW)
+            batches = self._log.read(self._at, max(position, start), max_records=_WINDOW)
             try:
                 async with contextlib.aclosing(batches):  # type: ignore[type-var]
                     async for batch in batches:
@@ -293,6 +316,22 @@ class TopicPump:
                 span = InputSpan(self._source.key, place.topic_id, position, error.offset + 1)
                 await self._submitted(lost, span, self._set_aside(lost, span, error), reading)
                 position = span.end
+
+    async def _read_removed(self, position: int, reading: _Reading) -> tuple[int, int]:
+        """Read what has left the log, if it is kept elsewhere; return where the next record begins, and the log does.
+
+        Offsets behind the last one that was kept belong to the next record, wherever that is.
+        """
+        done = position
+        while self._source.has_store and done < (await self._log.bounds(self._at)).start:
+            removed = await self._source.removed(done, (await self._log.bounds(self._at)).start)
+            for aggregate in removed.purged:
+                _logger.error("events were purged before they were read", at=str(self._at), aggregate=aggregate)
+                metrics.INPUTS.labels(self._at.topic, "lost").inc()
+            for record in removed.records:
+                position = await self._send_new(record, position, reading)
+            done = removed.end
+        return position, done
 
     async def _send_new(self, record: Record, position: int, reading: _Reading) -> int:
         """Send what a record leads to, unless that is in the log; returns where the next one begins."""
@@ -357,6 +396,10 @@ class TopicPump:
                 raise
             # The application's own: of something that it awaited. The input goes on.
             raise OperationFailed(f"handling {place_of(record)}", "what was awaited for it was cancelled") from error
+        except (Exception, *EXITS, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of an extension is no exception, and fails this record alone, too
+            raise OperationFailed(f"handling {place_of(record)}", error_text(error)) from error
 
     def _set_aside(self, record: Record, span: InputSpan, error: BaseException) -> LaneWork:
         _logger.error("a record was set aside", at=place_of(record), error=own_text(error))

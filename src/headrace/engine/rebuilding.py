@@ -38,7 +38,7 @@ from headrace.engine.records import (
 )
 from headrace.errors import NotReadable, RebuildRefused, RecordTooLarge
 from headrace.log import Log
-from headrace.model import NewRecord, TopicPartition, partition_of, size_of
+from headrace.model import NewRecord, StoredEvent, TopicPartition, partition_of, size_of
 from headrace.protocol import Append, decode_action
 from headrace.runtime import crash_point
 from headrace.state import BatchName, batch_header_of, parse_batch
@@ -314,7 +314,7 @@ async def rebuild_aggregates(
     for partition, some in sorted(wanted.items()):
         fenced = await fence_partition(log, engine, group, partition)
         stored = await stored_values(log, engine, partition, some)
-        folds = [await _folded(journal, engine, id_) for id_ in some]
+        folds = [await _folded(engine, id_, events) async for id_, events in journal.read_many(some)]
         rebuild = PartitionRebuild(
             log, engine, values, group, partition, fenced=fenced, max_record_bytes=max_record_bytes
         )
@@ -325,8 +325,8 @@ async def rebuild_aggregates(
     return sum(map(len, wanted.values()))
 
 
-async def _folded(journal: JournalEvents, engine: Engine[Any], id_: str) -> AggregateFold[Any]:
+async def _folded(engine: Engine[Any], id_: str, events: AsyncIterator[StoredEvent]) -> AggregateFold[Any]:
     fold = AggregateFold(engine, id_)
-    async for event in journal.read(id_):
+    async for event in events:
         fold.add(event)
     return fold

@@ -217,13 +217,14 @@ async def replay_some(
     values = AggregateValues(engine.state_codec(registry))
     await values.open()
     auditor, tally = EngineAuditor(log, journal, engine, values), ReplayTally(counts={}, first={})
-    for id_ in dict.fromkeys(ids):
+    wanted = list(dict.fromkeys(ids))
+    records = await auditor.stored(wanted)
+    async for id_, events in journal.read_many(wanted):
         replay = AggregateReplay(engine, values, id_)
-        stored = await auditor.stored(id_)
-        for append in appends_in([event async for event in journal.read(id_)]):
+        for append in appends_in([event async for event in events]):
             kept = replay.command_of(append)
             await replay.decide(append, kept) if kept is not None else replay.fold(append)
-        if (suspect := replay.compare(stored)) is not None:
+        if (suspect := replay.compare(records.get(id_))) is not None:
             replay.differences += map(state_difference, await auditor.confirmed({id_: suspect}))
         add_replay(tally, replay, limit)
     return EngineReplay.of(engine.name, [tally], limit=limit)

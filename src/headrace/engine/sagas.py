@@ -21,10 +21,12 @@ from headrace.engine.models import Engine, kinds_of, parameters_of
 from headrace.engine.places import InputPlaces, InputSpan, saga_key
 from headrace.engine.pump import LaneWork, WrittenRecords
 from headrace.engine.topics import ensure_command_topic
-from headrace.errors import BadArgument, CommandTooLarge, ContextEnded, UnknownCommand
+from headrace.errors import BadArgument, CommandTooLarge, ContextEnded, RecordsLost, UnknownCommand
+from headrace.journal import RemovedRecords, removed_records
 from headrace.log import Log
-from headrace.model import NewRecord, Record, StoredEvent, check_topic_name, size_of
+from headrace.model import NewRecord, Record, StoredEvent, TopicPartition, check_topic_name, size_of
 from headrace.protocol import Append, decode_action, events_of_record
+from headrace.store import StoreReader
 
 __all__ = ["Saga", "SagaContext", "SagaSource", "saga"]
 
@@ -97,8 +99,9 @@ def saga(
 
     The annotation of its first parameter says which events it is for; the second one is a `SagaContext`. It may be a
     coroutine. Nodes that serve the engine run it. `name` is that of its place, by default the function's; "earliest"
-    begins with the oldest event in the log. While it fails, its partition of the journal waits and it is tried again;
-    with `on_error="dead-letter"` the event is set aside after three attempts, in `<journal>.<name>.dead-letters`.
+    begins with the oldest event, in the store or in the log. While it fails, its partition of the journal waits and it
+    is tried again; with `on_error="dead-letter"` the event is set aside after three attempts, in
+    `<journal>.<name>.dead-letters`.
     """
 
     def declare(function: F) -> F:
@@ -126,7 +129,16 @@ def saga(
 class SagaSource:
     """The journal of an engine as a saga reads it."""
 
-    def __init__(self, declared: Saga, engine: Engine[Any], places: InputPlaces) -> None:
+    def __init__(
+        self,
+        declared: Saga,
+        engine: Engine[Any],
+        places: InputPlaces,
+        at: TopicPartition,
+        store: Callable[[], StoreReader] | None,
+    ) -> None:
+        self._at = at
+        self._store = store
         self._saga = declared
         self._engine = engine
         self._places = places
@@ -149,6 +161,17 @@ class SagaSource:
         if self._saga.on_error == "retry":
             return None
         return dead_letters_of(f"{self._engine.journal_topic}.{self._saga.name}")
+
+    @property
+    def has_store(self) -> bool:
+        """True: the store has the events that have left the log."""
+        return True
+
+    async def removed(self, first: int, end: int) -> RemovedRecords:
+        """Return the records of events that have left the log, from the store. Raises RecordsLost."""
+        if self._store is None:
+            raise RecordsLost(*self._at, first, end - 1)
+        return await removed_records(self._store(), self._at, first=first, end=end)
 
     async def open(self, log: Log) -> None:
         """Make the topic for dead letters, if one is wanted."""

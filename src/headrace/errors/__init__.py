@@ -100,6 +100,7 @@
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
         ├── MissingExtra
+        ├── NoStore                 journals on Kafka, and no store was named
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
@@ -141,8 +142,10 @@
         ├── StateBroken             a state's folder can't be read
         ├── StateLocked             another process uses a state's folder
         ├── StateDiskFull           a state's folder has no space left
+        ├── StateOutOfFiles         too many files are open to open a state's
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
+        ├── InputRecordsLost        a topic ends before what an engine has read of it
         ├── WrongEngineTopic        a topic that an engine can't use as it is
         ├── FetchFailed
         ├── ChecksumMismatch
@@ -172,6 +175,7 @@ from headrace.errors.engines import (
     CommandTooLate,
     EventsMissing,
     FoldFailed,
+    InputRecordsLost,
     OutcomeUnknown,
     RebuildRefused,
     RejectedCommand,
@@ -293,6 +297,7 @@ from headrace.errors.setup import (
     InvalidSettings,
     MissingExtra,
     NoServer,
+    NoStore,
     NothingThere,
     PortUnusable,
     ServiceFailed,
@@ -311,6 +316,7 @@ from headrace.errors.states import (
     StateDiskFull,
     StateLocked,
     StateOffline,
+    StateOutOfFiles,
     StateReadOnly,
     StateStale,
     SubscriptionEnded,
@@ -364,6 +370,7 @@ __all__ = [
     "ImpossibleTopicChange",
     "IncompatibleData",
     "IncompatibleSchema",
+    "InputRecordsLost",
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",
@@ -380,6 +387,7 @@ __all__ = [
     "NoSchemaFor",
     "NoServer",
     "NoStateYet",
+    "NoStore",
     "NoSuchRoute",
     "NodeListenFailed",
     "NotDecodable",
@@ -433,6 +441,7 @@ __all__ = [
     "StateDiskFull",
     "StateLocked",
     "StateOffline",
+    "StateOutOfFiles",
     "StateReadOnly",
     "StateStale",
     "SubscriptionEnded",

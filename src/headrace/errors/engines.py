@@ -15,6 +15,7 @@ __all__ = [
     "CommandTooLate",
     "EventsMissing",
     "FoldFailed",
+    "InputRecordsLost",
     "OutcomeUnknown",
     "RebuildRefused",
     "RejectedCommand",
@@ -223,3 +224,18 @@ class WrongEngineTopic(Misconfigured):
     problem: str
     next_step: str
     says: ClassVar[str] = "engine {engine!r} can't use topic {topic!r}: {problem}; {next_step}"
+
+
+@dataclass(eq=False)
+class InputRecordsLost(Misconfigured):
+    """A topic that an engine reads ends before what the engine has read of it: acknowledged records were lost."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    says: ClassVar[str] = (
+        "offsets {first} to {last} of {topic}[{partition}] were read and are gone from the log; commands that are "
+        "written there now would be taken for done, so none is read. Restore the topic, or delete it and create it "
+        "again: then it is read from its start"
+    )

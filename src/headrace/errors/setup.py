@@ -15,6 +15,7 @@ __all__ = [
     "InvalidSettings",
     "MissingExtra",
     "NoServer",
+    "NoStore",
     "NothingThere",
     "PortUnusable",
     "ServiceFailed",
@@ -55,6 +56,16 @@ class MissingExtra(Misconfigured):
     module: str
     extra: str
     says: ClassVar[str] = "{module} is not installed; run: pip install 'headrace[{extra}]'"
+
+
+@dataclass(eq=False)
+class NoStore(Misconfigured):
+    """Something of journals on Kafka, on a connection that was given no store."""
+
+    says: ClassVar[str] = (
+        "journals on Kafka need a store, and none was named: set store.address, give --store to the command, or "
+        "connect(…, store='cassandra://host/keyspace')"
+    )
 
 
 @dataclass(eq=False)

@@ -98,6 +98,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.StateStale: _Answer(503),
     errors.JournalHeld: _Answer(500, is_told=False),
     errors.TagsDisabled: _Answer(501, is_told=False),
+    errors.NoStore: _Answer(501),
     # What other parts of the tree say is about servers, nodes, transactions and files.
     Unavailable: _Answer(503, is_told=False),
     Refused: _HIDDEN,

@@ -15,6 +15,7 @@ from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.marks import WatermarkBarrier, write_mark
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.read import JournalReader
+from headrace.journal.removed import RemovedRecords, removed_records
 from headrace.journal.replicate import Replicated, replicate_batch
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
@@ -55,6 +56,7 @@ __all__ = [
     "Moment",
     "NewAppend",
     "PartitionStats",
+    "RemovedRecords",
     "Replicated",
     "Snapshot",
     "TimeLeft",
@@ -81,6 +83,7 @@ __all__ = [
     "read_terms",
     "release_from_engine",
     "remove_replicated",
+    "removed_records",
     "replicate_batch",
     "retention_probe",
     "time_left",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter, NewAppend, new_append
@@ -14,6 +14,7 @@ from headrace.journal.history import Moment, PartitionStats, history, partition_
 from headrace.journal.marks import Barrier, MarkBarrier, WatermarkBarrier, write_mark
 from headrace.journal.metrics import SLOW_S, Operations
 from headrace.journal.read import JournalReader
+from headrace.journal.read_many import EventPages, ManyReads
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.traces import operation_span
@@ -30,6 +31,7 @@ from headrace.model import (
     WrittenPosition,
     check_topic_name,
 )
+from headrace.observe import has_trace
 from headrace.protocol import (
     UNCHECKED,
     Delete,
@@ -95,9 +97,13 @@ class Journal:
         windows = Windows(log, cache, timeout_s=timeout_s)
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
         self._reader = JournalReader(self._topology, store.reader, windows, barrier, cache)
+        self._many = ManyReads(log, self._topology, store.reader, self._reader, barrier, timeout_s=timeout_s)
         self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(
-            store.snapshots, self._reader, kept=check_count("snapshots_kept", snapshots_kept)
+            store.snapshots,
+            self._reader,
+            kept=check_count("snapshots_kept", snapshots_kept),
+            read_only=read_only,
         )
 
     async def append(
@@ -128,6 +134,23 @@ class Journal:
         self._check_writable("append")
         id_ = check_id(id_)
         given = check_events(events)
+        is_plain = expected is UNCHECKED and append_id is None and attempt is None and metadata is None
+        is_plain = is_plain and payload_metadata is None and headers is None and expire_after is None
+        if is_plain and origin is None and version is None and not has_trace():
+            started_s = perf_counter()
+            plain = self._writer.plain_record(id_, given, self._origin)
+            if plain is not None:
+                record, routed = plain
+                try:
+                    (position,) = await self._log.append([record])
+                    if monotonic() <= routed.safe_until_s:
+                        self._writer.remember(id_, given[-1].seq_nr)
+                    else:
+                        new = new_append(given, AppendOptions(origin=self._origin))
+                        position = await self._writer.settle_late(id_, new, routed, position)
+                    return WrittenPosition.at(position, self._topology.topic_id)
+                finally:
+                    self._operations.end("append", id_, perf_counter() - started_s)
         required = check_expected(expected)
         once = None if append_id is None else check_text("append_id", append_id, least=1)
         prepared = self._prepared(attempt, once, id_) if attempt is not None else None
@@ -236,6 +259,21 @@ class Journal:
                     yield event
             operation.lap("events")
 
+    async def read_many(
+        self, ids: Collection[str]
+    ) -> AsyncGenerator[tuple[str, AsyncGenerator[StoredEvent, None]], None]:
+        """Yield each id with its events. What is not replicated is read once for all of them, not once for each.
+
+        The events of several ids may be read side by side. Each of them raises what `read` does for its own journal.
+        """
+        wanted = [check_id(id_) for id_ in ids]
+        if not await self._topic_exists():
+            for id_ in wanted:
+                yield id_, self.read(id_)  # which is empty, unless the topic is made meanwhile
+            return
+        async for id_, pages in self._many.pages(wanted):
+            yield id_, _events_of(pages)
+
     async def pointer(self, id_: str, *, at_least: str | None = None) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal. `at_least` is a token, as in `read`."""
         id_ = check_id(id_)
@@ -336,3 +374,9 @@ class Journal:
 
 def _numbered(payloads: Sequence[Payload], tags: Sequence[str], first: int) -> tuple[Event, ...]:
     return check_events([Event(first + n, payload, tags) for n, payload in enumerate(payloads)])  # type: ignore[arg-type]
+
+
+async def _events_of(pages: EventPages) -> AsyncGenerator[StoredEvent, None]:
+    async for page in pages:
+        for event in page:
+            yield event

@@ -37,6 +37,7 @@ from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset
 
 __all__ = [
     "FirstRows",
+    "KeyScan",
     "KnownJournalState",
     "View",
     "Window",
@@ -147,7 +148,7 @@ class Windows:
         runs = _runs(answer.offsets)
         if len(runs) > _MOST_RUNS:
             return None
-        scan = _Scan(at, id_.encode(), answer.generation, answer.offsets[0] - 1)
+        scan = KeyScan(at, id_.encode(), answer.generation, answer.offsets[0] - 1)
         for first, last in runs:
             async for batch in self._log.read(at, first, last + 1, timeout_s=self._timeout_s):
                 for record in batch.records:
@@ -158,7 +159,7 @@ class Windows:
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Scan the log once; of other keys' records only the key is looked at."""
-        scan = _Scan(at, id_.encode(), generation, after)
+        scan = KeyScan(at, id_.encode(), generation, after)
         async for batch in self._log.read(at, after + 1, up_to + 1, timeout_s=self._timeout_s):
             for record in batch.records:
                 if record.key in scan.keys:
@@ -166,7 +167,7 @@ class Windows:
         return scan.window
 
 
-class _Scan:
+class KeyScan:
     """The entries of a key, and the last generation, that one scan of the log has found."""
 
     def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
@@ -174,7 +175,7 @@ class _Scan:
         self.keys = self._scanner.keys
         self._records: dict[int, Record] = {}
         self.window = Window(at, [], self._records, generation=generation)
-        self._size_bytes = 0
+        self.size_bytes = 0
 
     def add(self, entries: Sequence[Entry], records: Mapping[int, Record]) -> None:
         """Add entries that are known already and lie behind all that was seen."""
@@ -191,8 +192,8 @@ class _Scan:
             self._keep(record)
 
     def _keep(self, record: Record) -> None:
-        self._size_bytes += len(record.value or b"")
-        if self._size_bytes <= _KEEP_BYTES:
+        self.size_bytes += len(record.value or b"")
+        if self.size_bytes <= _KEEP_BYTES:
             self._records[record.offset] = record
 
 

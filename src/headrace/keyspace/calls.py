@@ -28,7 +28,7 @@ from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
 from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
-from headrace.runtime import own_text
+from headrace.runtime import EXITS, own_text
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
 if TYPE_CHECKING:
@@ -285,7 +285,9 @@ class CallRunner:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             raise self._failed(message, error) from error  # the handler's own: of something that it awaited
-        except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
+        except (*EXITS, GeneratorExit):
+            raise
+        except BaseException as error:  # a time-out of its own, too; ours arrives here as a cancellation
             raise self._failed(message, error) from error
         finally:
             context.end()

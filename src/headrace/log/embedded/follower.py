@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from headrace.log.embedded.ends import PartitionEnds
 from headrace.log.embedded.read import PartitionReader
 from headrace.log.follower import Feed
 from headrace.model import Batch, TopicPartition
@@ -19,6 +20,7 @@ class EmbeddedSource:
     def __init__(self, readers: Readers, changes: ChangeWatch) -> None:
         self._readers = readers
         self._changes = changes
+        self._ends = PartitionEnds(readers, changes)
         self._open: dict[Feed, PartitionReader] = {}
         self._tasks: dict[Feed, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -27,10 +29,13 @@ class EmbeddedSource:
         """Read from the feed's position on."""
         reader = self._open.get(feed)
         if reader is None:
-            reader = self._open[feed] = PartitionReader(self._readers, self._changes, feed.at, feed.position)
+            reader = self._open[feed] = self._reader(feed)
         reader.position = feed.position
         name = f"headrace-log-feed-{feed.at}"
         self._tasks[feed] = asyncio.create_task(self._read(feed, reader, feed.turn), name=name)
+
+    def _reader(self, feed: Feed) -> PartitionReader:
+        return PartitionReader(self._readers, self._changes, feed.at, feed.position, self._ends)
 
     def stop(self, feed: Feed) -> None:
         """Stop reading for now."""
@@ -58,6 +63,7 @@ class EmbeddedSource:
         for feed in list(self._open):
             self.end(feed)
         await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._ends.close()
 
     async def _read(self, feed: Feed, reader: PartitionReader, turn: int) -> None:
         try:

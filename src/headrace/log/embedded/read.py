@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.errors import OffsetOutOfRange, TimedOut, UnknownTopic, UnreadableRecord
 from headrace.log.embedded.catalog import partition_row
+from headrace.log.embedded.ends import PartitionEnds
 from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
 from headrace.log.metrics import FETCHED, FETCHES
 from headrace.model import Batch, Bounds, Headers, Record, TopicPartition
@@ -98,9 +99,17 @@ def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]
 
 
 class PartitionReader:
-    """Follows one partition from an offset on."""
+    """Follows one partition from an offset on. With `ends` it is woken by what happens to its own partition only."""
 
-    def __init__(self, readers: Readers, changes: ChangeWatch, at: TopicPartition, start: int) -> None:
+    def __init__(
+        self,
+        readers: Readers,
+        changes: ChangeWatch,
+        at: TopicPartition,
+        start: int,
+        ends: PartitionEnds | None = None,
+    ) -> None:
+        self._ends = ends
         self._readers = readers
         self._changes = changes
         self._at = at
@@ -130,6 +139,13 @@ class PartitionReader:
         if self._unreadable is not None and self._unreadable < below:
             self._unreadable, self.position = None, below
 
+    async def _wait(self, version: int) -> None:
+        """Return when there may be more than at a version of the file."""
+        if self._ends is None or self._partition_id is None:
+            await self._changes.wait(since=version)
+        else:
+            await self._ends.wait(self._partition_id, self.position, since=version)
+
     async def batches(
         self, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float
     ) -> AsyncGenerator[Batch, None]:
@@ -145,7 +161,7 @@ class PartitionReader:
                 yield batch
                 moved_at_s = loop.time()
             elif end is None:
-                await self._changes.wait(since=version)
+                await self._wait(version)
             elif before < end:
                 # Commits to other partitions of the file wake this reader too; they are no progress.
                 left_s = moved_at_s + timeout_s - loop.time()
