@@ -32,7 +32,9 @@ async def test_settings_reach_the_journals_of_a_connection(tmp_path: Path) -> No
         cache = hr._head_cache
         assert cache is not None
         assert (cache.actions <= 2, cache.record_bytes) == (True, 0)
-        assert len(await hr.journal("wide", partitions=5).stats()) == 5
+        wide = hr.journal("wide", partitions=5)
+        await wide.append("k", [Event(1)])
+        assert len(await wide.stats()) == 5
 
 
 @pytest.mark.parametrize(("name", "value"), [("LEASE_S", "0"), ("PARTITIONS", "0"), ("HEAD__MAX_ACTIONS", "0")])
