@@ -129,6 +129,17 @@ def test_a_bench_of_one_round_has_no_warm_up(toys: Toys) -> None:
     assert toys.seen("toy", "FOLDERS") == [7]
 
 
+def test_a_bench_of_minutes_has_few_rounds_and_huge_figures_only_when_asked(toys: Toys) -> None:
+    """A bench may limit its rounds. What takes an hour is measured with --huge, and has no figure without."""
+    toys.add("toy", work=[1.0] * 3, bound=[1.0] * 3)
+    source = toys.source("toy").replace("setup=setup)", "setup=setup, most_rounds=2)")
+    huge = source.replace("measures=(", 'measures=(Measure("size", "1", is_huge=True), ')
+    toys.write("toy", huge.replace('return {"speed"', 'return {**({"size": 7} if stage.is_huge else {}), "speed"'))
+    assert [figure["metric"] for figure in toys.run("toy", "--rounds", "5").figures] == ["speed"]
+    assert toys.seen("toy", "CALLS") == ["work", "bound"] * 3 + ["down"]
+    assert [figure["metric"] for figure in toys.run("toy", "--huge").figures] == ["size", "speed"]
+
+
 def test_figures_are_medians_without_the_warm_up(toys: Toys) -> None:
     """The warm-up is left out and an outlier moves nothing."""
     toys.add("toy", work=[9999, 40, 42, 7000], bound=[0.1, 80, 84, 1])
