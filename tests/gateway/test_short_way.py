@@ -329,21 +329,27 @@ async def test_a_known_request_is_not_parsed_again(served: Served, monkeypatch: 
     spied = Spied(monkeypatch)
     mine = "X-Of-This-Test: 1"
     sent = [request("GET", path, mine) for path in (*PATHS[:3], f"{STATES}/notes/7", f"{STATES}/balances/none")]
-    statuses = [each.status.split()[1] for each in await asked(served.running, sent)]
-    assert (statuses, spied.answered) == (["200"] * 4 + ["404"], 3)
     condition = request("GET", PATHS[0], mine, f"If-None-Match: {served.facts['etag']}")
-    found = await asked(served.running, [condition, condition])
-    assert ([each.status.split()[1] for each in found], spied.answered) == (["304", "304"], 4)
+
+    async def are_known() -> bool:
+        """Return True if all went the short way; a lease that has to be renewed makes some go the long one."""
+        before = spied.answered
+        statuses = [each.status.split()[1] for each in await asked(served.running, [*sent, condition])]
+        assert statuses == ["200"] * 4 + ["404", "304"]
+        return spied.answered - before == 5
+
+    assert not await are_known()  # those that are new are parsed
+    await eventually(are_known)
 
 
-async def test_known_requests_count_and_need_permission(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_requests_count_and_need_permission(served: Served) -> None:
     """G10: a known request uses up its sender's rate, each once, and one without a grant is refused as any other."""
-    sent, spied = request("GET", PATHS[0]), Spied(monkeypatch)
+    sent = request("GET", PATHS[0])
     async with serving_also(served, requests_per_s=0.01, burst=3) as running:
         before = refused("rate")
         found = await asked(running, [sent] * 5)
         assert [each.status.split()[1] for each in found] == ["200"] * 3 + ["429"] * 2
-        assert (refused("rate") - before, spied.answered) == (2, 2)
+        assert refused("rate") == before + 2
     async with serving_also(served, signatures={"secrets": {"k": "A" * 44}}) as running:
         assert [each.status.split()[1] for each in await asked(running, [sent] * 3)] == ["401"] * 3
     grants = {"anonymous": ["read keyspace/acc*"]}
@@ -378,16 +384,16 @@ async def test_a_connection_of_known_requests_is_kept_while_it_is_used(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G11: a connection is closed some time after its last request, not its first; half a head is not waited for."""
-    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.4)
+    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 1.0)
     sent = request("GET", PATHS[0])
-    async with serving_also(served, header_timeout_s=0.3) as running, connected(running) as (reader, writer):
-        for _ in range(6):
+    async with serving_also(served) as running, connected(running) as (reader, writer):
+        for _ in range(4):
             writer.write(sent)
             assert await next_answer(reader, is_head=False) is not None
-            await asyncio.sleep(0.15)
-        async with asyncio.timeout(5):
+            await asyncio.sleep(0.35)
+        async with asyncio.timeout(20):
             assert await reader.read() == b""
-    async with serving_also(served, header_timeout_s=0.3) as running, connected(running) as (reader, writer):
+    async with serving_also(served, header_timeout_s=0.6) as running, connected(running) as (reader, writer):
         for _ in range(2):
             writer.write(sent)
             assert await next_answer(reader, is_head=False) is not None
