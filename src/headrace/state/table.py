@@ -139,7 +139,7 @@ def shown_index_value(prefix: bytes) -> str:
 
 def is_plain(row: bytes, data: bytes | None) -> bool:
     """Return True for the row of an entry that is never due and in no index."""
-    return data is not None and row[:1] == _DATA and data[_DERIVED] == _NO_DERIVED
+    return data is not None and row[:1] == _DATA and data.startswith(_NO_DERIVED, _DERIVED_AT)
 
 
 @dataclass(slots=True)
