@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link names a file of the project."""
     for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_the_functions_of_a_page_have_types(page: Path) -> None:
+    """FN6: a program that is copied from a page into a project under mypy --strict has no function without types."""
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(textwrap.dedent(code))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                untyped = [each.arg for each in node.args.args if each.annotation is None and each.arg != "self"]
+                assert (node.name, untyped, node.returns is not None) == (node.name, [], True)
 
 
 # Programs of several pages in one process: a process for each would take most of the time.

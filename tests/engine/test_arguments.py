@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +61,8 @@ HELD: dict[str, Document] = {
 }
 
 
-def documents_engine() -> Engine[Document]:
-    documents = Engine("documents", state=Document, partitions=1)
+def documents_engine(outputs: Sequence[str] = ()) -> Engine[Document]:
+    documents = Engine("documents", state=Document, partitions=1, outputs=outputs)
 
     @documents.command
     def write(document: Document | None, command: Write) -> Written:
@@ -184,6 +184,8 @@ STRANGE: dict[str, Callable[[CommandContext[Document]], object]] = {
     "an event of another class": lambda _: 5,
     "an error without a text": lambda _: _raises(Unprintable()),
     "a cancellation of its own": lambda _: _raises(asyncio.CancelledError()),
+    "an output that is no bytes": lambda context: context.persist_to("texts", {"a": 1}),  # type: ignore[arg-type]
+    "a header that is no bytes": lambda context: context.persist_to("texts", b"", headers={"a": "b"}),  # type: ignore[dict-item]
     "a panic of an extension": lambda _: _raises(Panic("unreachable code")),
 }
 
@@ -202,7 +204,7 @@ class AwaitStrange:
 @pytest.mark.parametrize("name", STRANGE)
 async def test_whatever_a_handler_does_its_command_alone_fails(name: str, kind: type[DoStrange | AwaitStrange]) -> None:
     """N8: the caller hears at once that nothing was done, and commands before and after it work."""
-    documents = documents_engine()
+    documents = documents_engine(outputs=["texts"])
 
     @documents.command
     def do(document: Document | None, command: DoStrange, context: CommandContext[Document]) -> Any:
@@ -213,7 +215,7 @@ async def test_whatever_a_handler_does_its_command_alone_fails(name: str, kind: 
         await asyncio.sleep(0)
         return STRANGE[command.name](context)
 
-    async with EngineHarness(documents) as harness:
+    async with EngineHarness(documents, topics={"texts": 1}) as harness:
         aggregate = harness.aggregate("a")
         before, failed, after = await asyncio.gather(
             aggregate.try_send(Write(Document(whole=1))),

@@ -153,8 +153,8 @@ def delete(
     Example: headrace journal delete accounts acc-1 --to 10
     """
     if (to is None) != everything:
-        rule = "give the last seq_nr to delete, or --all"
-        raise NotGiven("--to", rule) if to is None else BadArgument("--to", to, f"{rule}, and not both")
+        rule = "give the last seq_nr to delete, or --all; one of the two"
+        raise NotGiven("--to", rule) if to is None else BadArgument("--to", to, rule)
     last = MAX_SEQ_NR if to is None else to
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
     text = f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,9 +18,14 @@ class Ticket:
     def __init__(self, lanes: dict[Hashable, list[Ticket]], key: Hashable) -> None:
         self._lanes = lanes
         self._key = key
-        self._lane = lanes.setdefault(key, [])
-        self._before = list(self._lane)
-        self._lane.append(self)
+        lane = lanes.get(key)
+        self._before: Sequence[Ticket] = ()
+        if lane is None:
+            lane = lanes[key] = [self]
+        else:
+            self._before = tuple(lane)
+            lane.append(self)
+        self._lane = lane
         self._is_done = False
         self._done: asyncio.Event | None = None
         self.is_repeated = False
@@ -48,21 +53,18 @@ class Ticket:
             self._done = self._done or asyncio.Event()
             await self._done.wait()
 
-    def end(self) -> None:
-        """Let those behind go on."""
-        self._is_done = True
-        self._before = []  # those behind hold this one; without end they would hold all that ever were before it
-        if self._done is not None:
-            self._done.set()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.end()
-        self._lane.remove(self)
-        if not self._lane:
+        self._is_done = True
+        self._before = ()  # those behind hold this one; else they would hold all that ever were before it
+        if self._done is not None:
+            self._done.set()
+        if len(self._lane) == 1:
             del self._lanes[self._key]
+        else:
+            self._lane.remove(self)
 
 
 class RequestLanes:

@@ -17,7 +17,7 @@ from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
 from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
-from headrace.model import NewRecord, Position, TopicPartition
+from headrace.model import NewRecord, Position, SoundRecords, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout
 from headrace.state import BatchName
@@ -327,17 +327,23 @@ class Owner:
                 positions = await self._claimant.write(batch)
             except FAILED as error:
                 return await self._settle(tenure, name, sent_s, error)
+            view.watch = None  # its records need not be gathered any more
             BATCHES.labels("committed").inc()
             return Committed(name, tuple(positions[: len(records)]), tenure.wait_until_s)
 
-    def _batch(self, records: Sequence[NewRecord], name: BatchName) -> list[NewRecord]:
+    def _batch(self, records: Sequence[NewRecord], name: BatchName) -> Sequence[NewRecord]:
         """Return what to write. At least one record goes to a changelog, so that the batch can be found there."""
-        changelogs = self._claimant.partition.changelogs
+        changelogs, topics, is_noted = self._claimant.partition.changelogs, self._topics, False
         for record in records:
-            if record.topic in self._topics and (record.topic, record.partition) not in changelogs:
-                raise BadArgument("partition", record.partition, f"records for {record.topic!r} go to {changelogs[0]}")
-        is_noted = any((record.topic, record.partition) in changelogs for record in records)
-        return with_batch(records, name) + ([] if is_noted else [note_record(changelogs[0], name)])
+            if record.topic in topics:
+                is_noted = True
+                if (record.topic, record.partition) not in changelogs:
+                    rule = f"records for {record.topic!r} go to {changelogs[0]}"
+                    raise BadArgument("partition", record.partition, rule)
+        batch = with_batch(records, name)
+        if not is_noted:
+            batch.append(note_record(changelogs[0], name))
+        return SoundRecords(batch) if type(records) is SoundRecords else batch
 
     async def _settle(self, tenure: _Tenure, name: BatchName, sent_s: float, error: Exception) -> Committed:
         """Take the id again after a commit that failed, and find out what became of it."""

@@ -26,7 +26,7 @@ from headrace.cluster.epochs import (
 from headrace.cluster.lease import LeaseTerms
 from headrace.errors import ForeignCluster, PartitionClosed
 from headrace.model import Position, Record, TopicPartition
-from headrace.state import BatchName
+from headrace.state import OWNERSHIP_KEY, BatchName, batch_header_of
 
 __all__ = [
     "Outcome",
@@ -73,16 +73,22 @@ class PartitionView:
         self.record_s: float | None = None
         self.watch: BatchName | None = None
         self.watched: list[Position] = []
+        self._noted: tuple[str, int, bytes | None] | None = None
+        self._name: BatchName | None = None
         self._numbers: dict[int, int] = {}
         self._epochs = dict.fromkeys(changelogs, 0)
 
     def take(self, record: Record, now_s: float) -> bool:
         """Note a record that arrived; returns True if it changed who owns the partition."""
         self.record_s = now_s
-        name = batch_of(record)
-        if name is not None:
-            self._note(name, record)
-        found = ownership_in(record)
+        noted = (record.topic, record.partition, batch_header_of(record.headers))
+        if noted != self._noted:  # records of one batch follow one another
+            self._noted, self._name = noted, batch_of(record)
+            if self._name is not None:
+                self._note(self._name, record)
+        if self.watch is not None and self._name == self.watch:
+            self.watched.append(Position(record.topic, record.partition, record.offset, record.timestamp_ms))
+        found = ownership_in(record) if record.key == OWNERSHIP_KEY else None
         if found is None or (self.last is not None and rank_of(found) <= rank_of(self.last)):
             return False
         self.last, self.last_s = found, now_s
@@ -109,8 +115,6 @@ class PartitionView:
         self._numbers[name.epoch] = max(name.number, self._numbers.get(name.epoch, name.number))
         if len(self._numbers) > _EPOCHS_KEPT:
             del self._numbers[min(self._numbers)]
-        if name == self.watch:
-            self.watched.append(Position(record.topic, record.partition, record.offset, record.timestamp_ms))
 
 
 def check_record(record: OwnershipRecord | None, at: TopicPartition, me: Identity) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush
+from itertools import islice
+
+import msgspec
 
 from headrace.engine.commands import Answer, CommandReply, CommandRequest
 from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.work import BatchWork
 from headrace.errors import HeadraceError
-from headrace.model import NewRecord, TopicPartition
+from headrace.model import NewRecord, SoundRecords, TopicPartition
 from headrace.state import BatchName
 
 __all__ = ["CommandBatch", "CommandDeadlines", "LiveAggregates", "PendingCommand", "Stage"]
@@ -27,8 +30,7 @@ class Stage(Enum):
     SENT = auto()
 
 
-@dataclass(eq=False, slots=True)
-class PendingCommand:
+class PendingCommand(msgspec.Struct, eq=False):
     """A command that was not answered yet. `number` is the order of arrival in the partition.
 
     One that `is_alone` shares its batch with no other: it may be the one that the log refuses, or kills its process.
@@ -63,21 +65,33 @@ class CommandDeadlines:
     def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[PendingCommand], None]) -> None:
         self._loop = loop
         self._expire = expire
+        # Most commands have the same time to be answered, so that most deadlines come in the order of arrival.
+        self._in_order: deque[PendingCommand] = deque()
         self._heap: list[tuple[float, int, PendingCommand]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, command: PendingCommand) -> None:
         """Watch a command."""
+        in_order, deadline_s = self._in_order, command.deadline_s
+        while in_order and in_order[0].done.done():  # most are answered long before their deadlines
+            in_order.popleft()
+        if not in_order or deadline_s >= in_order[-1].deadline_s:
+            in_order.append(command)
+        else:
+            self._add_early(command)
+        if self._timer is None or deadline_s < self._timer.when():
+            self._set_timer()
+
+    def _add_early(self, command: PendingCommand) -> None:
+        """Watch a command whose deadline is before that of one which came earlier."""
         heap = self._heap
-        # Most commands are answered long before their deadlines, and most deadlines come in the order of arrival.
         while heap and heap[0][2].done.done():
             heappop(heap)
         heappush(heap, (command.deadline_s, command.number, command))
-        if self._timer is None or command.deadline_s < self._timer.when():
-            self._set_timer()
 
     def close(self) -> None:
         """Watch nothing any more."""
+        self._in_order.clear()
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -85,13 +99,18 @@ class CommandDeadlines:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._heap[0][0], self._run) if self._heap else None
+        firsts = [each.deadline_s for each in (*islice(self._in_order, 1), *(entry[2] for entry in self._heap[:1]))]
+        self._timer = self._loop.call_at(min(firsts), self._run) if firsts else None
 
     def _run(self) -> None:
         self._timer = None
         now_s = self._loop.time()
+        due: list[PendingCommand] = []
         while self._heap and (self._heap[0][0] <= now_s or self._heap[0][2].done.done()):
-            command = heappop(self._heap)[2]
+            due.append(heappop(self._heap)[2])
+        while self._in_order and (self._in_order[0].deadline_s <= now_s or self._in_order[0].done.done()):
+            due.append(self._in_order.popleft())
+        for command in due:
             if not command.done.done():
                 self._expire(command)
         self._set_timer()
@@ -107,6 +126,7 @@ class CommandBatch:
         self.size_bytes = 0
         self.is_alone = False
         self.has_timers = False
+        self._is_sound = True
         self._records: list[NewRecord] = []
         self._states: dict[bytes, bytes | None] = {}
 
@@ -125,7 +145,9 @@ class CommandBatch:
         command.stage = Stage.HANDLED
         self.outcomes.append((command, handled.reply, False))
         self.is_alone |= command.is_alone
-        self._records += handled.records
+        if handled.records:
+            self._records += handled.records
+            self._is_sound &= handled.is_sound
         self.size_bytes += handled.size_bytes
         if handled.record is not None:
             self.has_timers |= bool(handled.record.timers)
@@ -141,15 +163,17 @@ class CommandBatch:
         self.size_bytes += len(value or b"") - len(self._states.get(key) or b"")
         self._states[key] = value
 
-    def records(self, at: TopicPartition, timestamp_ms: int) -> list[NewRecord]:
+    def records(self, at: TopicPartition, timestamp_ms: int) -> Sequence[NewRecord]:
         """Return all records, those of the state topic last."""
-        states = self._states.items()
-        written = [NewRecord(at.topic, key, value, (), at.partition, timestamp_ms) for key, value in states]
-        return [*self._records, *written]
+        topic, partition = at
+        records = [*self._records]
+        records += [NewRecord(topic, key, value, (), partition, timestamp_ms) for key, value in self._states.items()]
+        return SoundRecords(records) if self._is_sound else records
 
 
-@dataclass(slots=True)
-class _LiveAggregate:
+class _LiveAggregate(msgspec.Struct, eq=False):
+    """An aggregate in memory, the last batch that changed it unless that is committed, and when it was used."""
+
     record: AggregateRecord | None
     batch: BatchName | None
     used_s: float

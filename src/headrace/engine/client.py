@@ -84,7 +84,7 @@ class EngineClient(Generic[S]):
             else:
                 answer = await self._router().send(partition, _traced(request), timeout_s=timeout_s)
         finally:
-            self._route_times.observe(time.perf_counter() - began_s)
+            self._route_times.observe_soon(time.perf_counter() - began_s)
         self._learn(partition, answer.since)
         try:
             return await self._result(answer)
@@ -149,7 +149,9 @@ class EngineClient(Generic[S]):
         return self._router().partition(self.engine.name, aggregate.encode())
 
     def _learn(self, partition: int, since: BatchName) -> None:
-        self._newest[partition] = max(since, self._newest.get(partition, since))
+        known = self._newest.get(partition)
+        if known is None or since > known:
+            self._newest[partition] = since
 
 
 def _traced(request: CommandRequest) -> CommandRequest:

@@ -63,6 +63,8 @@ class CommandLanes:
         self._alone: set[PendingCommand] = set()
         self._ready: deque[CommandLane] = deque()
         self._is_called = False
+        # Grows whenever others on the event loop had their turn.
+        self.turn = 0
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -131,7 +133,7 @@ class CommandLanes:
 
     def go_on(self, lane: CommandLane) -> None:
         """Handle the lane's next command later, if there is one that may be handled."""
-        if self._may_handle(lane):
+        if lane.waiting and self._may_handle(lane):
             self._make_ready(lane)
         else:
             self.leave(lane)
@@ -157,6 +159,7 @@ class CommandLanes:
 
     def _run_ready(self) -> None:
         """Handle one command of each lane that is ready, up to a number of them."""
+        self.turn += 1
         self._is_called = bool(self._ready)
         if self._is_called:
             self._loop.call_soon(self._run_ready)

@@ -32,6 +32,7 @@ S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
+_SAME_TIME_S = 0.001
 _FOUND = (Decision, Repeated, HeadraceError)
 
 
@@ -67,6 +68,7 @@ class CommandQueue(Generic[S]):
         self._is_begun = False
         self._lanes = CommandLanes(self._may_handle, self._step)
         self._sealed: CommandBatch | None = None
+        self._turn, self._turn_s, self._turn_ms = -1, 0.0, 0
         # Grows whenever what was handled and not committed must be handled again.
         self.generation = 0
         self.live = LiveAggregates()
@@ -231,23 +233,30 @@ class CommandQueue(Generic[S]):
 
     def _handle_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
         """Handle the lane's first command, whose aggregate is in memory; return what is left to await, if anything."""
-        if self._is_expired(command, lane):
+        now_s = self._loop.time()
+        if now_s >= command.deadline_s and self._is_expired(command, lane):
             return None
         if not command.request.trace and not is_traced():
-            return self._decide_now(command, lane)
+            return self._decide_now(command, lane, now_s)
         with self._traced(command):
-            return self._decide_now(command, lane)
+            return self._decide_now(command, lane, now_s)
 
-    def _decide_now(self, command: PendingCommand, lane: CommandLane) -> Coroutine[Any, Any, None] | None:
+    def _decide_now(self, command: PendingCommand, lane: CommandLane, now_s: float) -> Coroutine[Any, Any, None] | None:
         command.stage = Stage.HANDLED
-        record = self.live.get(lane.aggregate, self._loop.time())
-        began_s, now_ms = time.perf_counter(), self._now_ms()
+        record = self.live.get(lane.aggregate, now_s)
+        began_s, now_ms = time.perf_counter(), self._time_of_turn(now_s)
         found = self._admitted(command, record, now_ms)
         self._times.handle.append(time.perf_counter() - began_s)
         if not isinstance(found, _FOUND):
             return self._handle_later(command, lane, record, found)
         self._settle(command, lane, record, found, now_ms)
         return None
+
+    def _time_of_turn(self, now_s: float) -> int:
+        """Return the partition's time; commands that are handled within a millisecond of one turn share it."""
+        if self._turn != self._lanes.turn or now_s - self._turn_s >= _SAME_TIME_S:
+            self._turn, self._turn_s, self._turn_ms = self._lanes.turn, now_s, self._now_ms()
+        return self._turn_ms
 
     async def _handle_later(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headrace.engine.commands import CommandReply
 from headrace.engine.context import CommandContext
 from headrace.engine.results import Reject
@@ -14,13 +16,16 @@ from headrace.model import NewRecord
 __all__ = ["Decision", "Repeated", "decision_of"]
 
 
+_MANY = (list, tuple)
+
+
 class Repeated(NamedTuple):
     """A command whose id is remembered: this was its reply."""
 
     reply: CommandReply
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay.
 
     `state` counts where there are events, or no journal. `payloads` are the events as they were persisted.
@@ -39,13 +44,19 @@ class Decision(NamedTuple):
 
 def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
     """Do what one value of a handler's result stands for: an event, or a change of a timer."""
-    match returned:
-        case Schedule(command=command, at=at, after=after, name=name, aggregate=aggregate):
-            context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
-        case Cancel(name=name):
-            context.cancel(name)
-        case _:
-            context.persist(returned)
+    if isinstance(returned, Schedule):
+        command, at, after, name, aggregate = (
+            returned.command,
+            returned.at,
+            returned.after,
+            returned.name,
+            returned.aggregate,
+        )
+        context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
+    elif isinstance(returned, Cancel):
+        context.cancel(returned.name)
+    else:
+        context.persist(returned)
 
 
 def decision_of(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
@@ -54,8 +65,11 @@ def decision_of(context: CommandContext[Any], returned: Any) -> Decision:  # noq
         context.end()
         return Decision(reject=returned)
     if returned is not None:
-        for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
-            _do(context, each)
+        if isinstance(returned, _MANY) and not _is_named(returned):
+            for each in returned:
+                _do(context, each)
+        else:
+            _do(context, returned)
     context.end()
     return Decision(
         context.state_left(),

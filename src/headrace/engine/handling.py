@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -68,11 +68,11 @@ _REASON_AT_MOST = 500
 _UNCHANGEABLE = (bool, bytes, float, int, str)
 
 
-class HandledCommand(NamedTuple):
+class HandledCommand(msgspec.Struct, frozen=True, gc=False):
     """What a command leads to. Without a `record` the aggregate stays as it is.
 
     `value` is the encoded record, `records` are those of the journal and of other topics, in order, and `size_bytes` is
-    what these records take in the log.
+    what these records take in the log. If it `is_sound`, the engine has made all of them, and every log can take them.
     """
 
     reply: CommandReply
@@ -80,6 +80,7 @@ class HandledCommand(NamedTuple):
     value: bytes = b""
     records: tuple[NewRecord, ...] = ()
     size_bytes: int = 0
+    is_sound: bool = False
 
     @property
     def writes(self) -> bool:
@@ -87,13 +88,14 @@ class HandledCommand(NamedTuple):
         return self.record is not None or bool(self.records)
 
 
-class _Change(NamedTuple):
+class _Change(msgspec.Struct, frozen=True, gc=False):
     """What a decision does to an aggregate, before its command id is remembered."""
 
     record: AggregateRecord
     reply: CommandReply
     records: tuple[NewRecord, ...] = ()
     size_bytes: int = 0
+    is_sound: bool = False
 
 
 class CommandHandling(Generic[S]):
@@ -211,7 +213,7 @@ class CommandHandling(Generic[S]):
         if handled.record is not None:
             return handled
         kept, value = self._fitted(record, request)
-        return handled._replace(record=kept, value=value)
+        return msgspec.structs.replace(handled, record=kept, value=value)
 
     def sent_by_timer(self, record: AggregateRecord, timer: Timer, *, aggregate: str) -> HandledCommand:
         """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
@@ -314,7 +316,9 @@ class CommandHandling(Generic[S]):
         version = base.version + len(payloads) if self._journal is not None else record.version
         reply = SuccessReply(version, state, b"[%b]" % b",".join(payloads) if payloads else _NO_EVENTS, value)
         self._check_reply(request, reply)
-        return _Change(record, reply, (*journal, *decision.outputs), size_bytes)
+        if decision.outputs:
+            return _Change(record, reply, (*journal, *decision.outputs), size_bytes)
+        return _Change(record, reply, journal, size_bytes, is_sound=True)
 
     def _check_reply(self, request: CommandRequest, reply: SuccessReply) -> None:
         """Raise CommandTooLarge for a reply that is too large; most are so small that they need not be encoded."""
@@ -334,7 +338,7 @@ class CommandHandling(Generic[S]):
         if not events:
             return base
         version = 0 if state is None and self.engine.none_states == "purge" else base.version + events
-        return msgspec.structs.replace(base, state=state, version=version)
+        return AggregateRecord(base.format, version, state, base.ids, base.forgotten, base.timers)
 
     def _journal_records(
         self,
@@ -365,9 +369,9 @@ class CommandHandling(Generic[S]):
             command = RememberedCommand(request.command_id, request.digest, batch, now_ms, kept)
             record = remembering(record, command, limits, now_ms)
         elif record is base:
-            return HandledCommand(change.reply, records=change.records, size_bytes=change.size_bytes)
+            return HandledCommand(change.reply, None, b"", change.records, change.size_bytes, change.is_sound)
         record, value = self._fitted(record, request)
-        return HandledCommand(change.reply, record, value, change.records, change.size_bytes)
+        return HandledCommand(change.reply, record, value, change.records, change.size_bytes, change.is_sound)
 
     def _fitted(self, record: AggregateRecord, request: CommandRequest) -> tuple[AggregateRecord, bytes]:
         """Return the record and its bytes, without its oldest ids if it would be too large for its topic."""

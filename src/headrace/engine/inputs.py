@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from headrace.engine.command_records import (
     TopicCommandMessage,
     dead_letter,
@@ -191,7 +193,9 @@ class TopicCommand:
             handled = HandledCommand(decided)
         told = self._told(handled.reply)
         size_bytes = handled.size_bytes + sum(map(size_of, told))
-        handled = handled._replace(records=(*handled.records, *told), size_bytes=size_bytes)
+        if told:
+            records = (*handled.records, *told)
+            handled = msgspec.structs.replace(handled, records=records, size_bytes=size_bytes, is_sound=False)
         return WorkOutcome(handled, {self._span.key: self._places.finish(self._span)})
 
     def _told(self, reply: CommandReply) -> list[NewRecord]:

@@ -24,6 +24,7 @@ class JournalRecords:
     def __init__(self, engine: Engine[Any], at: TopicPartition) -> None:
         self._engine = engine
         self._at = at
+        self._keeps_commands = engine.keep_commands
         self._options = AppendOptions(origin=engine.name)
 
     def append(self, version: int, request: CommandRequest, decision: Decision, payloads: Sequence[bytes]) -> NewRecord:
@@ -31,18 +32,22 @@ class JournalRecords:
 
         Raises BadArgument for what no record can carry.
         """
-        tags = [self._engine.tags_of(event) for event in decision.events]
-        if self._is_bare(request) and len(payloads) == 1 and not tags[0] and version < MAX_SEQ_NR:
-            origin = self._engine.name
-            return json_event_record(
-                self._at, request.aggregate, version + 1, payloads[0], origin=origin, expected=version
-            )
+        tags_of = self._engine.tags_of
+        if len(payloads) == 1 and request.command_id is None and version < MAX_SEQ_NR and not self._keeps_commands:
+            tagged = tags_of(decision.events[0])
+            if not tagged:
+                return json_event_record(
+                    self._at, request.aggregate, version + 1, payloads[0], origin=self._engine.name, expected=version
+                )
+            tags = [tagged]
+        else:
+            tags = [tags_of(event) for event in decision.events]
         numbered = [
-            Event(version + n, msgspec.Raw(payload), tags_of)
-            for n, (payload, tags_of) in enumerate(zip(payloads, tags, strict=True), start=1)
+            Event(version + n, msgspec.Raw(payload), tags_of_event)
+            for n, (payload, tags_of_event) in enumerate(zip(payloads, tags, strict=True), start=1)
         ]
         options = self._options
-        if self._engine.keep_commands:
+        if self._keeps_commands:
             options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
         with_digest = request.command_id is not None
         new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
@@ -52,7 +57,3 @@ class JournalRecords:
         """Return the record that removes the journal of an aggregate."""
         headers = encode_action(Purge(origin=self._engine.name))
         return NewRecord(self._at.topic, aggregate.encode(), None, headers, self._at.partition)
-
-    def _is_bare(self, request: CommandRequest) -> bool:
-        """Return True if the journal keeps nothing of a command but its events."""
-        return request.command_id is None and not self._engine.keep_commands

@@ -92,6 +92,8 @@ class EventJson(TypedJson):
             payloads = _decode_payloads(data)
         except msgspec.DecodeError:
             payloads = []  # what follows says why
+        if len(payloads) == 1 and payloads[0].type in self._decoders and not self._is_old(payloads[0]):
+            return (self.decode(payloads[0].type, payloads[0].data),)
         if payloads and all(each.type in self._decoders and not self._is_old(each) for each in payloads):
             return tuple(self.decode(each.type, bytes(each.data)) for each in payloads)
         try:

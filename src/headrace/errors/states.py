@@ -43,7 +43,10 @@ class NotReadable(Refused):
     what: str
     data: str
     reason: str
-    says: ClassVar[str] = "{data} can't be read as {what}: {reason}; see who else writes to its topic"
+    says: ClassVar[str] = (
+        "{data} can't be read as {what}: {reason}; see whether the state was declared with another type before, or who "
+        "else writes to its topic"
+    )
 
 
 @dataclass(eq=False)

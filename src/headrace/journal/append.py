@@ -30,6 +30,7 @@ from headrace.journal.traces import with_trace_context
 from headrace.journal.window import KnownJournalState, without_skipped
 from headrace.log import Log
 from headrace.model import Event, Headers, NewRecord, Position, TopicPartition, WrittenPosition
+from headrace.observe import inject
 from headrace.protocol import (
     MAX_METADATA_BYTES,
     MAX_VALUE_BYTES,
@@ -193,7 +194,7 @@ def json_event_record(
     value = encode_json_payload(seq_nr, payload)
     check_size("events", len(value), MAX_VALUE_BYTES)
     headers = append_headers(seq_nr, seq_nr, "json", origin, None, expected)
-    return NewRecord(at.topic, id_.encode(), value, with_trace_context(headers), at.partition)
+    return NewRecord(at.topic, id_.encode(), value, inject(headers), at.partition)
 
 
 def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:

@@ -43,6 +43,8 @@ REPLIES = "replies"
 """The state in which every keyspace keeps the replies to messages with ids."""
 
 _ATTEMPTS = 100
+# By then as many owners have died, or fallen silent, while they handled it.
+_UNANSWERED = 3
 # A handler ends a little before its caller gives up, so that the caller learns that nothing was done.
 _MARGIN_S = 0.05
 # What a record's handler may take, its asks included.
@@ -189,6 +191,9 @@ class CallRunner:
             if kept is not None:
                 await commit(unit)
                 return kept
+            if request.attempt > _UNANSWERED:
+                reason = f"it was tried {_UNANSWERED} times, and no attempt was answered: it may end its process"
+                raise RequestFailed(self._spec.name, call.message, "NoAnswer", reason)
             context = Context(
                 keyspace=self._spec.name,
                 partition=self._states.partition,

@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.log.ports import Listener, StartAt
-from headrace.model import NewRecord, TopicConfig, TopicPartition, check_topic_name
+from headrace.model import NewRecord, SoundRecords, TopicConfig, TopicPartition, check_topic_name
 
 __all__ = [
     "check_config",
@@ -52,8 +52,10 @@ _known_name = lru_cache(maxsize=4096)(check_topic_name)
 def check_records(records: Sequence[NewRecord]) -> tuple[NewRecord, ...]:
     """Return a copy of the records, all of them valid.
 
-    It is a copy because the caller could change a list while another thread writes it.
+    It is a copy because the caller could change a list while another thread writes it. Those of SoundRecords are valid.
     """
+    if type(records) is SoundRecords:
+        return records
     if not isinstance(records, _MANY) and not isinstance(records, Sequence):
         raise BadArgument("records", records, "it must be a sequence of NewRecord, such as a list")
     for record in records:

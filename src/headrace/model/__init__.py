@@ -15,6 +15,7 @@ from headrace.model.records import (
     NewRecord,
     Position,
     Record,
+    SoundRecords,
     TopicPartition,
     size_of,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Position",
     "Record",
     "RecordColumns",
+    "SoundRecords",
     "StoredEvent",
     "TokenPlace",
     "Topic",

@@ -7,12 +7,14 @@ import inspect
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client.samples import Sample
 
 from headrace.errors import BadArgument, PortUnusable
 
@@ -59,8 +61,35 @@ def histogram(
     return Histogram(_name(room, what, unit), help, labels, buckets=buckets)
 
 
+# How many values of a histogram are counted at once.
+_TOGETHER = 100
+
+
 class BatchHistogram(Histogram):
     """A Histogram that also takes many values at once: on a hot path one at a time costs more than the work itself."""
+
+    def observe_soon(self, amount: float) -> None:
+        """Take a value, which is counted with others, at the latest when the metric is looked at."""
+        waiting = self._waiting
+        waiting.append(amount)
+        if len(waiting) >= _TOGETHER:
+            self._count_waiting()
+
+    def _metric_init(self) -> None:
+        super()._metric_init()
+        self._waiting: deque[float] = deque()
+
+    def _count_waiting(self) -> None:
+        amounts = []
+        with suppress(IndexError):  # another thread may take some
+            while self._waiting:
+                amounts.append(self._waiting.popleft())
+        if amounts:
+            self.observe_many(amounts)
+
+    def _child_samples(self) -> Iterable[Sample]:
+        self._count_waiting()
+        return super()._child_samples()
 
     def observe_many(self, amounts: Sequence[float]) -> None:
         """Take the values."""

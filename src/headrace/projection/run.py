@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import HandlerFailed, SlotsMoved, TagGap
-from headrace.observe import Health, counter, gauge, get_logger, linked_span
+from headrace.observe import Health, get_logger, linked_span
 from headrace.projection.commits import PassedEvents, batches
 from headrace.projection.delivery import EventFailed
+from headrace.projection.metrics import BEHIND, FAILURES, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
 from headrace.projection.projection import HandlerOutcome, Projection, letter_of, reason_of
 from headrace.projection.slots import check_not_ahead, earliest, fresh, late, moved, owned
@@ -21,13 +22,6 @@ from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
 __all__ = ["ProjectionRunner", "Situation"]
-
-_HANDLED = counter("projection", "handled", "Events that a projection has handled.", ["projection"])
-_BEHIND = gauge("projection", "behind", "seconds", "Age of the last event handled, by its log time.", ["projection"])
-_FAILURES = counter("projection", "failures", "Attempts of a projection's worker that failed.", ["projection"])
-_SET_ASIDE = counter(
-    "projection", "set_aside", "Events that were skipped or became dead letters.", ["projection", "outcome"]
-)
 
 _logger = get_logger(__name__)
 
@@ -47,7 +41,7 @@ class Situation:
 
     def event_fails(self, event: TaggedEvent, error: BaseException, *, attempts: int, next_step: str) -> None:
         """Count a failure of the handler at an event; log it if it is a new one."""
-        _FAILURES.labels(self.projection).inc()
+        FAILURES.labels(self.projection).inc()
         offset = str(event.tag_offset)
         if self._is_new((type(error).__name__, offset), error, event.tag_offset):
             _logger.error(
@@ -68,7 +62,7 @@ class Situation:
         if isinstance(error, HandlerFailed):  # counted and logged when it happened
             self.health.down(str(error))
             return
-        _FAILURES.labels(self.projection).inc()
+        FAILURES.labels(self.projection).inc()
         if self._is_new((type(error).__name__, ""), error, None):
             _logger.error("a projection stopped and is tried again", projection=self.projection, exc_info=error)
 
@@ -310,7 +304,7 @@ class ProjectionRunner:
             self._note_moved([], event.tag_offset)
         else:
             await self._move([], event.tag_offset)
-        _SET_ASIDE.labels(self.projection.name, outcome.value).inc()
+        SET_ASIDE.labels(self.projection.name, outcome.value).inc()
         self.situation.set_aside(event, error, attempts=attempts, outcome=outcome.value)
 
     async def _move(self, events: Sequence[TaggedEvent], to: TagOffset, *, attempt: int = 1) -> None:
@@ -325,8 +319,8 @@ class ProjectionRunner:
         name = self.projection.name
         self._offsets = moved(self._offsets, to)
         self._passed.stored()
-        _HANDLED.labels(name).inc(len(events))
-        _BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
+        HANDLED.labels(name).inc(len(events))
+        BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
         self.situation.gets_on(to)
 
 

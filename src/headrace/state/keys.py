@@ -79,7 +79,7 @@ class OrderedKeys(Generic[K]):
 
     def encode(self, key: K) -> bytes:
         """Return the key's bytes. Raises NotStorable, or BadArgument for a key that is reserved."""
-        if type(key) is str and self._is_text and key.isascii() and key[:1] != "\x00":
+        if self._is_text and isinstance(key, str) and key.isascii() and key[:1] != "\x00" and type(key) is str:
             return key.encode()  # the usual case
         if self._parts is not None:
             self._check_parts(key, is_whole=True)

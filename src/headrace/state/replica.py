@@ -34,6 +34,7 @@ from headrace.state.ports import KeyValueStore, StoredPair
 from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
 from headrace.state.subscriptions import ChangeFeed, FeedSource, raw_change
 from headrace.state.table import (
+    PLAIN_ROW,
     IndexRow,
     StateEntry,
     data_range,
@@ -42,6 +43,7 @@ from headrace.state.table import (
     entry_row,
     find_lasting,
     fold_changes,
+    is_plain,
     key_of_due_row,
     key_of_entry_row,
     reserved_row,
@@ -100,6 +102,8 @@ class StateReplica:
         self._timestamp_ms = 0
         self._stored_since: BootMoment | None = None
         self._reserved: dict[bytes, bytes | None] = {}
+        # Rows that the store surely has, and that have no others beside them: it need not be asked.
+        self._plain: set[bytes] = set()
         self.last_batch: tuple[int, int] | None = None
         self.owner_offset: int | None = None
         self.is_owned = False
@@ -320,6 +324,7 @@ class StateReplica:
             metrics.REBUILDS.labels(self.spec.topic, why.name.lower()).inc()
             await asyncio.to_thread(self._store.wipe)
         self._keys = self._timestamp_ms = 0
+        self._plain.clear()
         self._reserved = {}
         self.last_batch = self._stored_since = self.owner_offset = None
         now = moment_of(self._clock)
@@ -381,15 +386,23 @@ class StateReplica:
 
     def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
         index = self._index if self.has_indexes else None
-        folded = fold_changes(changes, self._store.get, default_ttl_ms=self.spec.ttl_ms, index=index)
+        folded = fold_changes(changes, self._row_before, default_ttl_ms=self.spec.ttl_ms, index=index)
         keys = self._keys + folded.keys
         reserved, self._reserved = self._reserved, {}
         writes = [*folded.writes, *((reserved_row(key), value) for key, value in reserved.items())]
+        plain, self._plain = self._plain, set()  # if the store fails, nobody knows what it has
         self._store.write(writes, checkpoint=encode_checkpoint(self._checkpoint(progress, keys)))
+        self._plain = plain if len(plain) < _PLAIN_ROWS else set()
+        for row, data in folded.writes:
+            self._plain.add(row) if is_plain(row, data) else self._plain.discard(row)
         crash_point("state.after-apply")
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
         self._move(progress, folded.changes, is_seamless=is_seamless)
+
+    def _row_before(self, row: bytes) -> bytes | None:
+        """Return the row that a change replaces; of one that was written lately, only that it is there."""
+        return PLAIN_ROW if row in self._plain else self._store.get(row)
 
     def _keep_checkpoint_young(self, now: BootMoment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""
@@ -429,4 +442,6 @@ class StateReplica:
         self._moved = asyncio.Event()
 
 
+# How many rows are remembered: what changes again and again is soon among them once more.
+_PLAIN_ROWS = 20_000
 _UNREADABLE = (Refused, TypeError, ValueError, AttributeError, KeyError, IndexError)

@@ -20,6 +20,7 @@ from headrace.state.ports import StoreWrite
 
 __all__ = [
     "FORMAT",
+    "PLAIN_ROW",
     "FoldedChanges",
     "IndexRow",
     "StateEntry",
@@ -30,6 +31,7 @@ __all__ = [
     "find_lasting",
     "fold_changes",
     "index_prefix",
+    "is_plain",
     "key_of_due_row",
     "key_of_entry_row",
     "reserved_row",
@@ -45,6 +47,8 @@ _DERIVED_AT = 16
 _NO_DERIVED = bytes(10)
 _VALUE = slice(_HEAD.size, None)  # of an entry without rows of indexes
 _TIME_BYTES = 8
+PLAIN_ROW = bytes(_HEAD.size)
+"""Stands for the row of a key that is there and has no other rows, where nothing else of it is of interest."""
 
 # The row of an index without its first byte and the key: the index's name, 00, the encoded value.
 IndexRow: TypeAlias = bytes
@@ -131,6 +135,11 @@ def shown_index_value(prefix: bytes) -> str:
     """Return the indexed value of such a prefix, for messages."""
     parts = decode_parts(prefix.partition(b"\x00")[2])
     return repr(parts[0] if len(parts) == 1 else parts)
+
+
+def is_plain(row: bytes, data: bytes | None) -> bool:
+    """Return True for the row of an entry that is never due and in no index."""
+    return data is not None and row[:1] == _DATA and data.startswith(_NO_DERIVED, _DERIVED_AT)
 
 
 @dataclass(slots=True)

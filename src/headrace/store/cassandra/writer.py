@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.config import CassandraStoreSettings
+from headrace.errors import Forbidden, TimedOut, Unreachable
 from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import (
     EVENT,
@@ -169,12 +170,20 @@ class CassandraWriter:
         """Write the rows of all journals, then their heads, those of one partition of the table together."""
         self._session.check()
         ready: list[JournalMeta] = []
+        alone: list[JournalWrite] = []
 
         async def write(together: Sequence[JournalWrite]) -> None:
-            await self._write_together(together)
-            ready.extend(journal.meta for journal in together)
+            try:
+                await self._write_together(together)
+            except Exception as failure:
+                if len(together) == 1 or isinstance(failure, TimedOut | Unreachable | Forbidden):
+                    raise
+                alone.extend(together)  # one of them is refused, and the others must not suffer
+            else:
+                ready.extend(journal.meta for journal in together)
 
         failures = await each_of(write, shared(map(self._share_of, journals), most=self._shared_bytes))
+        failures += await each_of(write, [[journal] for journal in alone])
         heads = shared(map(self._share_of_heads, self._cut_heads(ready)), most=self._shared_bytes)
         failures += await each_of(self._write_heads, heads)
         if failures:
