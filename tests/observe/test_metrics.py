@@ -9,7 +9,17 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from headrace.errors import BadArgument, PortUnusable
-from headrace.observe import MetricSample, batch_histogram, counter, gauge, histogram, metric_samples, render, serve, timed
+from headrace.observe import (
+    MetricSample,
+    batch_histogram,
+    counter,
+    gauge,
+    histogram,
+    metric_samples,
+    render,
+    serve,
+    timed,
+)
 
 LATENCY = histogram("test", "calls", "How long calls of this test take.", ["how"])
 TOGETHER = batch_histogram("test", "together", "How long many calls of this test take.", ["how"])
