@@ -24,6 +24,7 @@ RECORDS = 1_000_000
 KEYS = 100_000
 PARTITIONS = 8
 APPENDED_AT_ONCE = 20_000
+TOLD_EVERY = 200_000
 
 
 class CompactContest:
@@ -86,6 +87,8 @@ async def _fill(address: str, stage: Stage, *, count: int, keys: int) -> None:
     try:
         await log.admin.create(TOPIC, partitions=PARTITIONS, config=TopicConfig())
         for start in range(0, count, APPENDED_AT_ONCE):
+            if start and start % TOLD_EVERY == 0:
+                stage.tell(f"{start:,} of {count:,} written")
             some = written[start : start + APPENDED_AT_ONCE]
             await log.append([NewRecord(TOPIC, event.key, event.value) for event in some])
     finally:
@@ -104,4 +107,5 @@ BENCH = Bench(
         ),
     ),
     setup=setup,
+    most_rounds=3,
 )

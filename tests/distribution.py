@@ -37,6 +37,7 @@ HOMES: tuple[tuple[str, ...], ...] = (
         "tests/engine/test_timers.py",
         "tests/engine/test_tokens.py",
         "tests/keyspace/test_kafka.py",
+        "tests/keyspace/test_nodes.py",
         "tests/keyspace/test_processes_kafka.py",
         "tests/keyspace/test_resizing.py",
         "tests/keyspace/test_streams.py",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ GLOSSARY = (DOCS / "glossary.md").read_text()
 BACKENDS = (DOCS / "write-a-backend.md").read_text()
 WORDS = re.findall(r"^\| \*\*(.+?)\*\* \|", GLOSSARY, flags=re.MULTILINE)
 WORDS_AT_MOST = 40
+READING_ORDER = ("journals", "projections", "state", "keyspaces", "engine", "gateway", "clients", "nodes")
 
 
 def _steps(text: str) -> list[tuple[str, str]]:
@@ -95,6 +99,46 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link names a file of the project."""
     for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_the_functions_of_a_page_have_types(page: Path) -> None:
+    """FN6: a program that is copied from a page into a project under mypy --strict has no function without types."""
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(textwrap.dedent(code))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                untyped = [each.arg for each in node.args.args if each.annotation is None and each.arg != "self"]
+                assert (node.name, untyped, node.returns is not None) == (node.name, [], True)
+
+
+# Programs of several pages in one process: a process for each would take most of the time.
+_RUN_ALL = """
+import asyncio, contextlib, io, sys
+for number, code in enumerate(sys.stdin.read().split("\\0")):
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            exec(compile(code, f"program {number}", "exec"), {"__name__": "__main__"})
+        except Exception as error:
+            raise SystemExit(f"program {number} failed: {error!r}\\n{code}")
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_programs_of_all_pages_can_be_run_in_one_folder_and_again(tmp_path: Path) -> None:
+    """FN6: a reader who goes from page to page in one folder meets no journal, topic or group of another page."""
+    pages = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in READING_ORDER)]
+    programs = [code for page in pages for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    assert len(programs) > 12
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_ALL],
+        input="\0".join(programs * 2),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=230,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Task was destroyed" not in done.stderr
 
 
 @pytest.mark.parametrize("block", re.findall(r"```(?:python|toml)\n(.*?)```", BACKENDS, flags=re.DOTALL))

@@ -26,7 +26,7 @@ TOPIC = "raw"
 SEGMENT_SIZE = 10_000
 META_SEGMENTS = CassandraStoreSettings().meta_segments
 NOW_MS = 1_790_000_000_000
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 # As many keys as replication writes at a time; with more, a server on two cores answers with time-outs.
 IN_FLIGHT = 64
 

@@ -47,12 +47,16 @@ def at_most(ratio: float) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a bench. Without `against` it is a bound itself and has no ratio."""
+    """One figure of a bench. Without `against` it is a bound itself and has no ratio.
+
+    One that `is_huge` takes so long that it is measured with `--huge` only.
+    """
 
     metric: str
     unit: str
     against: str | None = None
     target: Target | None = None
+    is_huge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Stage:
     """The setting of a bench: a folder on a real disk, the scale of the work, and a function for progress lines.
 
     `repeats` is how often a bench of single happenings, such as fail-overs, lets each happen. `plots` is the folder for
-    plots of its own; None if results are not stored.
+    plots of its own; None if results are not stored. `is_huge` asks for what takes an hour, too.
     """
 
     folder: Path
@@ -68,6 +72,7 @@ class Stage:
     tell: Tell
     repeats: int = 100
     plots: Path | None = None
+    is_huge: bool = False
 
     def count(self, full: int, *, least: int = 1) -> int:
         """Return `full` scaled, but never below `least`."""
@@ -87,6 +92,7 @@ class Bench:
     """One bench. `setup` prepares everything that is not measured, and cleans up afterwards.
 
     One that `is_one_round` repeats what it measures by itself: it has no warm-up, and no rounds to take a median of.
+    One whose rounds take minutes has at most `most_rounds`.
     """
 
     name: str
@@ -94,3 +100,4 @@ class Bench:
     measures: tuple[Measure, ...]
     setup: Callable[[Stage], AbstractAsyncContextManager[Contest]]
     is_one_round: bool = False
+    most_rounds: int | None = None

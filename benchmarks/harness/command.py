@@ -78,7 +78,7 @@ def _measure(name: str, options: Options, progress: Progress, package: str) -> l
     try:
         with progress.bench(name) as tell:
             plots = options.stored_in / PLOTS if options.stored_in is not None else None
-            stage = Stage(folder, options.scale, tell, options.repeats, plots)
+            stage = Stage(folder, options.scale, tell, options.repeats, plots, options.huge)
             return asyncio.run(_play(name, package, stage, options))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

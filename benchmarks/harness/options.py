@@ -24,6 +24,7 @@ class Options:
     timeout_s: float
     scratch: Path
     results: Path | None
+    huge: bool
 
     @property
     def stored_in(self) -> Path | None:
@@ -43,6 +44,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--timeout-s", type=_positive, default=1800.0, metavar="S", help="give up on a bench after S (default: 1800)")
     add("--scratch", type=Path, default=HOME.parent / "build" / "benchmarks", help="folder for data, on a real disk")
     add("--results", type=Path, metavar="DIR", help="folder for the results (default: benchmarks/, at scale 1 only)")
+    add("--huge", action="store_true", help="also measure what takes up to an hour: 10⁷ events of audit-growth")
     return Options(**vars(parser.parse_args(arguments)))
 
 

@@ -14,7 +14,7 @@ async def play(bench: Bench, stage: Stage, *, rounds: int) -> list[Figure]:
     """Run the bench and return its figures."""
     tell = stage.tell
     tell("setting up")
-    first, rounds = (1, 1) if bench.is_one_round else (0, rounds)
+    first, rounds = (1, 1) if bench.is_one_round else (0, min(rounds, bench.most_rounds or rounds))
     work: list[Readings] = []
     bound: list[Readings] = []
     async with bench.setup(stage) as contest:
@@ -26,7 +26,9 @@ async def play(bench: Bench, stage: Stage, *, rounds: int) -> list[Figure]:
                 work.append(seen)
                 bound.append(limit)
         tell("taking down")
-    return [figure_of(bench, measure, work, bound) for measure in bench.measures]
+    return [
+        figure_of(bench, measure, work, bound) for measure in bench.measures if stage.is_huge or not measure.is_huge
+    ]
 
 
 async def _take(side: Side, step: str, tell: Tell) -> Readings:

@@ -58,17 +58,22 @@ class SteadyReplication:
 
 
 @asynccontextmanager
-async def steady(stage: Stage, *, keys: int) -> AsyncIterator[SteadyReplication]:
-    """Start the servers, Spark and the job, and let it carry its first batch."""
+async def steady(stage: Stage, *, keys: int, written_keys: int | None = None) -> AsyncIterator[SteadyReplication]:
+    """Start the servers, Spark and the job, and let it carry its first batch.
+
+    The driver writes the rows of as many journals, or of `written_keys`.
+    """
     async with ground(stage) as on:
         await opened(on.hr, TOPIC, partitions=PARTITIONS)
         endpoints = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         backlog = Backlog(TOPIC, partitions=PARTITIONS, keys=keys)
         producer = RawProducer(on.kafka.address)
-        writers = RowWriters(on.cassandra.host, on.cassandra.port, KEYSPACE, processes=PROCESSES, keys=keys)
+        writers = RowWriters(
+            on.cassandra.host, on.cassandra.port, KEYSPACE, processes=PROCESSES, keys=written_keys or keys
+        )
         try:
             with session(stage) as spark:
-                async with running(spark, endpoints, [TOPIC]) as job:
+                async with running(spark, endpoints, [TOPIC], tell=stage.tell) as job:
                     replication = SteadyReplication(job, producer, backlog, writers)
                     await replication.begin()
                     yield replication

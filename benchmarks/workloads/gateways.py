@@ -87,6 +87,8 @@ def was_counted(counted: Counted | None, event: WasCounted) -> Counted:
 class ConstantAnswer:
     """An ASGI application with one answer, served in the gateway's place by the same server."""
 
+    plain_reads = None
+
     def __init__(self, body: bytes) -> None:
         self._start = {
             "type": "http.response.start",

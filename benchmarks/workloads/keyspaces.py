@@ -39,7 +39,7 @@ class BenchPlace(NamedTuple):
 
     def settings(self, node: str) -> HeadraceSettings:
         """Return the settings of a node."""
-        cluster = ClusterSettings(name="bench", node_id=node, session_s=2.0, coordinator=self.coordinator or None)
+        cluster = ClusterSettings(name="bench", node_id=node, coordinator=self.coordinator or None)
         keyspace = KeyspaceSettings(state_dir=self.folder)
         return HeadraceSettings(log=LogSettings(address=self.log), cluster=cluster, keyspace=keyspace)
 
@@ -121,10 +121,14 @@ def serve_echoes(log: str, coordinator: str, folder: str, name: str) -> None:
     asyncio.run(run())
 
 
-def serve_counters(log: str, coordinator: str, folder: str, name: str) -> None:
-    """Serve the counters until the input ends."""
+def serve_counters(log: str, coordinator: str, folder: str) -> None:
+    """Get ready, become the node that the first line of the input names, and serve the counters until it ends."""
 
     async def run() -> None:
+        print("ready", flush=True)
+        name = (await asyncio.to_thread(sys.stdin.readline)).strip()
+        if not name:
+            return
         async with BenchPlace(log, coordinator, folder).node(name, BenchCounters):
             print("started", flush=True)
             await asyncio.to_thread(sys.stdin.readline)

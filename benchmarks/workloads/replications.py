@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import BenchFailed, Stage
+from benchmarks.harness.bench import Tell
 from benchmarks.workloads.events import KEYS, events
 from headrace.config import PipelineSettings
 from headrace.journal.append import AppendOptions, record_of
@@ -27,6 +28,7 @@ MASTER = "local[2]"
 APPENDED_AT_ONCE = 20_000
 DEADLINE_S = 900.0
 LOOK_EVERY_S = 0.02
+TOLD_FROM_S = 3.0
 
 
 class Backlog:
@@ -64,8 +66,15 @@ class Job:
     """The job in a thread of its own, and its reports."""
 
     def __init__(
-        self, spark: SparkSession, endpoints: Endpoints, selection: Selection, settings: PipelineSettings
+        self,
+        spark: SparkSession,
+        endpoints: Endpoints,
+        selection: Selection,
+        settings: PipelineSettings,
+        *,
+        tell: Tell | None = None,
     ) -> None:
+        self._tell = tell
         self._replication = Replication(spark, endpoints, selection, settings=settings, watcher=self)
         self._thread = threading.Thread(target=self._run, name="bench-replication", daemon=True)
         self._reports: list[BatchReport] = []
@@ -73,8 +82,10 @@ class Job:
         self._thread.start()
 
     def batch(self, report: BatchReport) -> None:
-        """Remember a batch."""
+        """Remember a batch, and tell of one that took its time."""
         self._reports.append(report)
+        if self._tell is not None and report.took_s >= TOLD_FROM_S:
+            self._tell(f"a micro-batch of {report.records:,} records took {report.took_s:.1f} s")
 
     def event(self, text: str) -> None:
         """Fail: a job that starts again must not be measured."""
@@ -117,9 +128,16 @@ def session(stage: Stage) -> Iterator[SparkSession]:
 
 
 @asynccontextmanager
-async def running(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
+async def running(
+    spark: SparkSession,
+    endpoints: Endpoints,
+    topics: Sequence[str],
+    *,
+    settings: PipelineSettings | None = None,
+    tell: Tell | None = None,
+) -> AsyncIterator[Job]:
     """Run the job on the topics."""
-    job = Job(spark, endpoints, Selection(tuple(topics)), PipelineSettings(master=MASTER))
+    job = Job(spark, endpoints, Selection(tuple(topics)), settings or PipelineSettings(master=MASTER), tell=tell)
     try:
         yield job
     finally:

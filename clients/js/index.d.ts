@@ -148,6 +148,7 @@ export interface Journal {
 export interface KeySocket<V = Json> extends AsyncIterable<V | null> {
   send(message: string, data: unknown): Promise<void>;
   schema(name: string): Promise<{ schemaId: number; schema: Json }>;
+  reconnect(): void;
   close(): void;
 }
 
@@ -163,6 +164,7 @@ export class GatewayClient {
   publish<R = Json>(keyspace: string, message: string, data: unknown, options?: { messageId?: string }): Promise<R>;
   send<R = Json>(keyspace: string, message: string, data: unknown, options?: { idempotencyKey?: string }): Promise<R>;
   keySocket<V = Json>(keyspace: string, state: string, key: Key, options?: { json?: boolean }): KeySocket<V>;
+  /** Gives all sockets up, as a lost network would, and opens them again: for programs that were asleep. */
   reconnect(): void;
   close(): void;
 }

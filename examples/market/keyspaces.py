@@ -112,7 +112,7 @@ class Offers(Keyspace, name="market-offers", partitions=4):
 
     @handles
     async def buy(self, message: Buy, context: Context) -> Sale:
-        """Sell an item once: the buyer pays, the offer goes, the seller is told, all or nothing."""
+        """Sell an item once: the buyer pays, the offer goes, the seller gets a message, all or nothing."""
         if sold := await self.sales.get(message.item):
             raise ValueError(f"{message.item} was sold to {sold.buyer}")
         offer = await self.offers.get(message.item)

@@ -1,1 +1,1 @@
-"""An example: devices are told of changes of a keyspace, by posts to an HTTP service such as FCM's."""
+"""An example: devices get the changes of a keyspace, by posts to an HTTP service such as FCM's."""

@@ -188,6 +188,13 @@ def test_the_demo_ends_well(process: Run) -> None:
     assert "NOT EQUAL" not in done.stdout
 
 
+def test_square_brackets_are_no_markup(headrace: Run) -> None:
+    """Ids are printed as they are; one with a slash in brackets ended the command with a traceback."""
+    headrace("journal", "append", "acc", "a", "1", '{"n": 1}')
+    shown = headrace("journal", "history", "acc", "[/x] [y] :smile:").stdout
+    assert "nothing is known of [/x] [y] :smile: in acc" in " ".join(shown.split())
+
+
 def test_deleting_all_events_must_be_said(headrace: Run) -> None:
     """FN5: without --to everything would go, so the command wants --all."""
     headrace("journal", "append", "acc", "a", '{"n": 1}')
@@ -196,3 +203,12 @@ def test_deleting_all_events_must_be_said(headrace: Run) -> None:
     assert "--all" in refused.stderr
     assert len(headrace("journal", "read", "acc", "a", "--json").stdout.splitlines()) == 1
     assert "deleted" in headrace("journal", "delete", "acc", "a", "--all").stdout
+
+
+def test_a_misspelt_topic_is_not_made(headrace: Run) -> None:
+    """FP5: a command that reads, deletes or purges creates no topic; a purge says that there is none."""
+    headrace("journal", "append", "acc", "a", "1")
+    assert "nothing written" in headrace("journal", "delete", "ac", "a", "--all").stdout
+    assert "no topic 'ac'" in headrace("journal", "purge", "ac", "a", "--yes").stderr
+    assert headrace("journal", "read", "ac", "a").returncode == 0
+    assert headrace("topic", "list").stdout.split() == ["acc"]

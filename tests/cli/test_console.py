@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from pathlib import Path
+from typing import cast
 
 import httpx
 
+from headrace.app import RunningNode
+from headrace.cli.demo.console_part import is_online
 from headrace.testing.processes import running
 
 
@@ -52,3 +56,15 @@ def test_a_node_of_the_demo_ends_when_the_demo_is_killed(tmp_path: Path) -> None
         node.wait_for_line(r"^(\{.*\})$", 60)
         node.close_input()
         assert node.wait(30) == 0, node.stderr
+
+
+async def test_an_interrupt_while_the_nodes_start_ends_the_wait_for_them() -> None:
+    """Ctrl-C ends the nodes of the demo, too: it waited a minute for their partitions, and failed."""
+
+    class StartingNode:
+        async def online(self, group: str, *, timeout_s: float) -> None:
+            await asyncio.Event().wait()
+
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().call_soon(stopping.set)
+    assert not await is_online(cast("RunningNode", StartingNode()), stopping)

@@ -146,6 +146,17 @@ async def test_what_happened_since_is_added(pair: Pair) -> None:
     assert await state_of(target, [*ids, "newborn"]) == await state_of(source, [*ids, "newborn"])
 
 
+async def test_a_snapshot_that_was_saved_again_is_copied_again(pair: Pair) -> None:
+    """A state that was put right in the source after the first run is the one that the target has after the second."""
+    source, target = pair.journals()
+    await source.append("k", [Event(1), Event(2)])
+    await source.snapshots.save("k", 2, "wrong", timestamp_ms=2000)
+    assert (await pair.copy()).snapshots_copied == 1
+    await source.snapshots.save("k", 2, "right", timestamp_ms=3000)
+    assert [(await pair.copy()).snapshots_copied for _ in range(2)] == [1, 0]
+    assert await target.snapshots.load("k") == await source.snapshots.load("k")
+
+
 class FailingLog:
     """A log whose n-th append or delete is written, or is not, and answered with a time-out either way."""
 

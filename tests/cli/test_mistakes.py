@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.errors import BadArgument, MissingExtra
+from headrace.errors import BadArgument, MissingExtra, NotGiven
 
 BIN = Path(sys.executable).parent
 SPARK_COMMANDS = (["sql", "select 1"], ["pipeline", "replicate", "--once"], ["pipeline", "audit"])
@@ -116,7 +116,7 @@ def test_a_question_that_nobody_can_answer_names_the_option(command: Command) ->
     """Without a terminal a command that asks says that --yes is needed, and changes nothing."""
     command("journal", "append", "t", "a", "1")
     refused = command("journal", "purge", "t", "a")
-    assert isinstance(refused.exception, BadArgument)
+    assert isinstance(refused.exception, NotGiven)
     assert "there is no terminal to ask at; give --yes" in str(refused.exception)
     assert command("journal", "purge", "t", "a", stdin="n\n").exit_code == 1
     assert command("journal", "pointer", "t", "a").stdout == "1\n"
@@ -153,3 +153,98 @@ def test_a_line_that_is_no_record_is_named(command: Command, line: str, message:
     assert refused.exception.name == "line 2"
     assert message in str(refused.exception)
     assert command("topic", "cat", "t").stdout == ""
+
+
+BROKEN_MODULES = {
+    "unclosed": ("open(", "unclosed.py:1: SyntaxError: '(' was never closed"),
+    "raising": ("\nraise ValueError('no such rate')", "raising.py:2: ValueError: no such rate"),
+    "importing": ("import no_such_library", "importing.py:1: ModuleNotFoundError: No module named 'no_such_library'"),
+}
+LOADING_COMMANDS = (
+    ("projection", "status"),
+    ("gateway", "run", "--app"),
+    ("node", "run"),
+    ("keyspace", "resize", "--partitions", "2"),
+    ("engine", "audit", "--id", "a"),
+    ("tags", "backfill", "big"),
+)
+
+
+@pytest.mark.parametrize("loading", LOADING_COMMANDS, ids=lambda words: "-".join(words[:2]))
+def test_a_module_that_can_not_be_imported_is_one_sentence(command: Command, loading: tuple[str, ...]) -> None:
+    """FN4: a mistake in the application's own module is named with its file and line, not shown as our traceback."""
+    Path("data").mkdir()
+    Path("data", "log.db").touch()
+    for module, (text, place) in BROKEN_MODULES.items():
+        Path(f"{module}.py").write_text(text)
+        done = command(*loading, f"{module}:x")
+        assert isinstance(done.exception, BadArgument), done.exception
+        assert place in str(done.exception)
+    done = command(*loading, "nowhere:x")
+    assert isinstance(done.exception, BadArgument)
+    assert "(No module named 'nowhere')" in str(done.exception)
+
+
+def test_what_is_no_application_is_not_served(command: Command) -> None:
+    """FN4: --app names something that can be called; a number was served, and every request of it failed."""
+    Path("numbers_only.py").write_text("five = 5")
+    done = command("gateway", "run", "--app", "numbers_only:five")
+    assert isinstance(done.exception, BadArgument)
+    assert "this is of type int" in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--http", "--grpc"])
+def test_a_node_with_a_wrong_address_does_not_start(command: Command, option: str) -> None:
+    """FN4: an address is looked at before the node takes partitions, which others would then wait for."""
+    engine = "from headrace.engine import Engine\nbank = Engine('bank', state=dict)\n"
+    Path("small_bank.py").write_text(engine + "@bank.command\ndef add(state, command: dict) -> None: ...\n")
+    done = command("node", "run", "small_bank:bank", option, "rubbish")
+    assert str(done.exception) == f"{option} is 'rubbish', but it must be HOST:PORT, as in 127.0.0.1:8080"
+    assert not Path("data").exists()
+
+
+def test_a_size_that_no_keyspace_has_is_refused_before_the_question(command: Command) -> None:
+    """FN4: nobody is asked about a resize that can't be done."""
+    Path("shelves.py").write_text("from headrace.keyspace import Keyspace\nclass Shelf(Keyspace): ...\n")
+    done = command("keyspace", "resize", "shelves:Shelf", "--partitions", "0")
+    assert done.exit_code != 0
+    assert "?" not in done.output
+
+
+@pytest.mark.parametrize("reading", [("read", "acounts", "a"), ("pointer", "acounts", "a"), ("ids", "acounts")])
+def test_a_misspelt_topic_is_named_with_the_nearest_one(command: Command, reading: tuple[str, ...]) -> None:
+    """FN4: a topic that is not there looked like one whose journals are empty."""
+    assert command("topic", "create", "accounts", "--journal").exit_code == 0
+    done = command("journal", *reading)
+    assert "there is no topic acounts; did you mean accounts?" in done.stderr
+    assert "there is no topic" not in command("journal", "read", "accounts", "a").stderr
+
+
+def test_a_tag_without_events_is_named(command: Command) -> None:
+    """FN4: a misspelt tag prints a sentence and not nothing."""
+    assert command("topic", "create", "accounts", "--journal").exit_code == 0
+    assert "no events under viip" in command("tags", "follow", "viip", "--current").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("journal delete accounts a", "--to is not given: give the last seq_nr to delete, or --all"),
+        ("outbox migrate", "--database is not given: name the database, here or as outbox.database in the settings"),
+        ("outbox dead replay", "ID is not given: name some ids, --topic, or --all"),
+        ("services env", "no server is up here; run: headrace services up kafka"),
+        ("services logs kafka", "no server was started from here; run: headrace services up kafka"),
+    ],
+)
+def test_what_is_missing_is_said_in_words(command: Command, words: str, message: str) -> None:
+    """FN4: no message speaks of None, or lists what was not asked for."""
+    done = command(*words.split())
+    assert message in (str(done.exception) if done.exception else done.output)
+
+
+def test_the_place_to_continue_from_is_named_as_it_was_given(command: Command) -> None:
+    """FN4: OFFSET is an argument of `offset set`, and not the option of another command."""
+    lines = "from headrace.projection import Projection\ntotals = Projection('totals', 'vip', print)\n"
+    Path("totals_of.py").write_text(lines)
+    done = command("projection", "offset", "set", "totals_of:totals", "rubbish", "--yes")
+    assert str(done.exception).startswith("OFFSET is 'rubbish'")

@@ -52,6 +52,7 @@ def test_a_semicolon_ends_a_statement_unless_it_is_quoted() -> None:
     assert statements("select 'it\\'s; so', `a;b` /* ; */;") == (["select 'it\\'s; so', `a;b` /* ; */"], "")
     assert statements("select 'open; ") == ([], "select 'open; ")
     assert statements(";;") == ([], "")
+    assert statements("-- of sales;\n; select 1 /* one */; /* two */;") == (["select 1 /* one */"], "")
 
 
 def test_the_shell_answers_statements_over_several_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +65,12 @@ def test_the_shell_answers_statements_over_several_lines(capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "journal\ntopic_prices\n" in printed
     assert "Ctrl-D" in printed
+
+
+def test_comments_are_no_statements() -> None:
+    """A file may end with a comment, and a comment at the terminal begins nothing."""
+    assert Asked().run("select 1;", "-- the end", "/* really */", is_interactive=False) == ["select 1"]
+    assert Asked().run("-- which tables are there?", "tables", "select 2;") == ["select 2"]
 
 
 def test_an_error_ends_the_statement_and_not_the_shell(capsys: pytest.CaptureFixture[str]) -> None:

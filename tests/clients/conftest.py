@@ -106,6 +106,8 @@ class Relay:
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
         self.opened = 0
+        self.is_mute = False
+        """True while new connections are taken, and nothing comes through from their beginning."""
 
     @property
     def url(self) -> str:
@@ -132,6 +134,9 @@ class Relay:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.opened += 1
+        if self.is_mute:
+            self._writers.append(writer)
+            return
         there = await asyncio.open_connection(self._host, self._port)
         self._writers += [writer, there[1]]
         for source, target in ((reader, there[1]), (there[0], writer)):

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from tests.browser.fixtures import RunNode
 from tests.browser.packages import NodePackages
-from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, serving_also
+from tests.browser.pages import Browser
+from tests.clients.conftest import Market, NodeProgram, Relay, new_issuer, open_page, serving_also
 from tests.clients.market import Add
 from tests.gateway.market import Account, Deposit
 
+from headrace.gateway.metrics import SOCKETS
 from headrace.model import Event
 
 # All tests here share the node's loop; the first run on a machine downloads Chromium.
@@ -281,34 +283,112 @@ async def test_tokens_are_renewed_and_refusals_are_final(
         assert await node_program.evaluate(refused, {"url": url, "token": token}) == ["Problem", 401]
 
 
+# Key sockets of both formats, a subscription and a stream, over a relay that can be made silent.
+SILENT = """
+const options = { backoff: { firstMs: 10, limitMs: 50 }, silenceMs: arg.silenceMs };
+const hr = new globalThis.headrace.GatewayClient(arg.url, options);
+const found = { changes: [], events: [], avro: [], json: [] };
+const record = async (source, list, shown) => { for await (const each of source) list.push(shown(each)); };
+const balance = (value) => value && value.data.balance;
+record(hr.state("accounts", "balances").subscribe(arg.key), found.changes, ({ value }) => balance(value));
+record(hr.events([arg.key]), found.events, ({ payload }) => payload);
+record(hr.keySocket("accounts", "balances", arg.key), found.avro, balance);
+record(hr.keySocket("accounts", "balances", arg.key, { json: true }), found.json, balance);
+globalThis.silent = { hr, found };
+"""
+FOUND = "return globalThis.silent.found"
+
+
 async def test_a_connection_that_ended_without_a_word_is_opened_again(
-    market: Market, node_program: NodeProgram
+    market: Market, program: Any, request: Any
 ) -> None:
     """G8: where nothing comes through any more, the client notices and resumes, with sockets and with streams."""
-    code = """
-    const hr = new globalThis.headrace.GatewayClient(arg, { backoff: { firstMs: 10, limitMs: 50 }, silenceMs: 150 });
-    const found = { changes: [], events: [] };
-    const balances = hr.state("accounts", "balances");
-    (async () => {
-      for await (const { value } of balances.subscribe("silent")) found.changes.push(value && value.data.balance);
-    })();
-    (async () => { for await (const { payload } of hr.events(["silent"])) found.events.push(payload); })();
-    globalThis.silent = { hr, found };
-    """
+    key = f"silent-{request.node.callspec.id}"
     orders = market.hr.journal("orders")
-    await orders.append("silent", [Event(1, 1, tags=("silent",))])
-    async with serving_also(market.hr, heartbeat_s=0.05) as url, Relay(url) as relay:
-        await node_program.evaluate(code, relay.url)
-        found = "return globalThis.silent.found"
-        await until(node_program.evaluate, found, {"changes": [None], "events": [1]})
+    await orders.append(key, [Event(1, 1, tags=(key,))])
+    async with serving_also(market.hr, heartbeat_s=0.05, origins=["*"]) as url, Relay(url) as relay:
+        await program.evaluate(SILENT, {"url": relay.url, "key": key, "silenceMs": 500})
+        none = [None]
+        await until(program.evaluate, FOUND, {"changes": none, "events": [1], "avro": none, "json": none})
         relay.silence()
-        await market.accounts.put("balances", "silent", Account("ann", 1))
-        await orders.append("silent", [Event(2, 2, tags=("silent",))])
-        await until(node_program.evaluate, found, {"changes": [None, 1], "events": [1, 2]})
+        await market.accounts.put("balances", key, Account("ann", 1))
+        await orders.append(key, [Event(2, 2, tags=(key,))])
+        new = [None, 1]
+        await until(program.evaluate, FOUND, {"changes": new, "events": [1, 2], "avro": new, "json": new})
         opened = relay.opened
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         assert relay.opened == opened  # a gateway that answers is not left
+        await program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_a_connection_that_is_never_answered_is_given_up(market: Market, node_program: NodeProgram) -> None:
+    """G8: where a connection is taken and nothing comes through from its beginning, another one is opened."""
+    async with serving_also(market.hr) as url, Relay(url) as relay:
+        relay.is_mute = True
+        await node_program.evaluate(SILENT, {"url": relay.url, "key": "mute", "silenceMs": 100})
+        async with asyncio.timeout(20):
+            while relay.opened < 8:  # noqa: ASYNC110 - three sockets and a stream, each a second time
+                await asyncio.sleep(0.02)
+        relay.is_mute = False
+        none = [None]
+        await until(node_program.evaluate, FOUND, {"changes": none, "events": [], "avro": none, "json": none})
         await node_program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_a_program_that_wakes_up_opens_its_sockets_again(market: Market, node_program: NodeProgram) -> None:
+    """G8: `reconnect` waits for nothing from connections whose other end may be gone, and is for all sockets."""
+    async with serving_also(market.hr, heartbeat_s=0.05) as url, Relay(url) as relay:
+        await node_program.evaluate(SILENT, {"url": relay.url, "key": "asleep", "silenceMs": 60_000})
+        sockets = "const { changes, avro, json } = globalThis.silent.found; return { changes, avro, json };"
+        await until(node_program.evaluate, sockets, {"changes": [None], "avro": [None], "json": [None]})
+        relay.silence()
+        await market.accounts.put("balances", "asleep", Account("ann", 1))
+        await node_program.evaluate("globalThis.silent.hr.reconnect()")
+        started_s = time.monotonic()
+        await until(node_program.evaluate, sockets, {"changes": [None, 1], "avro": [None, 1], "json": [None, 1]})
+        assert time.monotonic() - started_s < 20
+        await node_program.evaluate("globalThis.silent.hr.close()")
+
+
+async def test_a_page_of_an_allowed_origin_uses_the_gateway(market: Market, browser: Browser) -> None:
+    """G10: a browser lets a page of an origin that the settings name do all that a page of the gateway's own does."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg);
+    const balances = hr.state("accounts", "balances");
+    await balances.put("across", { owner: "ann", balance: 1 });
+    const { version } = await balances.get("across");
+    const sent = await hr.send("accounts", "Deposit", { id: "across", amount: 2 }, { idempotencyKey: "across" });
+    const stale = await balances.put("across", { owner: "bob" }, { version }).then(() => null, (error) => error.status);
+    await balances.delete("across");
+    const gone = await balances.get("across");
+    hr.close();
+    return [version !== undefined, sent.data.balance, stale, gone];
+    """
+    own = market.gateway.url
+    async with serving_also(market.hr, origins=[own]) as url, open_page(browser, own) as page:
+        assert await page.evaluate(code, url) == [True, 3, 412, None]
+    async with serving_also(market.hr, origins=["https://shop.example"]) as url, open_page(browser, own) as page:
+        refused = (
+            "return new globalThis.headrace.GatewayClient(arg).keyspaces().then(() => null, (error) => error.name)"
+        )
+        assert await page.evaluate(refused, url) == "TypeError"
+
+
+async def test_what_is_closed_while_it_opens_stays_closed(market: Market, node_program: NodeProgram) -> None:
+    """G9: a client that is closed before its sockets are open leaves none of them behind."""
+    code = """
+    const hr = new globalThis.headrace.GatewayClient(arg);
+    const taken = [hr.state("accounts", "balances").subscribe("early"), hr.keySocket("accounts", "balances", "early")];
+    await new Promise((resolve) => setTimeout(resolve, 0)); // tokens are asked for, and sockets are opened
+    hr.close();
+    return Promise.all(taken.map(async (each) => (await each[Symbol.asyncIterator]().next()).done));
+    """
+    async with serving_also(market.hr) as url:
+        before = SOCKETS._value.get()
+        for _ in range(5):
+            assert await node_program.evaluate(code, url) == [True, True]
+        await asyncio.sleep(0.3)
+        assert SOCKETS._value.get() == before
 
 
 async def test_events_go_on_with_a_new_token_whatever_they_hold(

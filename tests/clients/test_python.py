@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.clients.conftest import Market, new_issuer, serving_also
+from tests.clients.conftest import Market, Relay, new_issuer, serving_also
 from tests.clients.market import Add, free_port
 from tests.gateway.market import Account, Deposit
 
-from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
+from headrace.client import (
+    CollectionSubscription,
+    GatewayClient,
+    KeySubscription,
+    close_meaning,
+    connection,
+    parse_frame,
+)
 from headrace.client.connection import ConnectionOptions, Retries, SocketEnd
 from headrace.client.requests import problem_error, server_events
 from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, NotReadable, SocketRefused
@@ -501,3 +508,31 @@ async def test_the_program_of_the_document_runs(tmp_path: Path) -> None:
         "{'balance': 10} True",
         "acc-1 {'balance': 10}",
     ]
+
+
+async def test_a_connection_that_ended_without_a_word_is_opened_again(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G8: where nothing comes through any more, the client notices and resumes, on both kinds of sockets."""
+    monkeypatch.setattr(connection, "_SILENCE_S", 0.3)
+    started_s = time.monotonic()
+    changes: list[Any] = []
+    values: list[Any] = []
+    async with serving_also(market.hr) as url, Relay(url) as relay, GatewayClient(relay.url, backoff=QUICK) as client:
+        balances = client.state("accounts", "balances")
+        socket = client.key_socket("accounts", "balances", "py-silent")
+        tasks = [
+            asyncio.create_task(recorded(balances.subscribe("py-silent"), changes, lambda each: balance(each.value))),
+            asyncio.create_task(recorded(socket, values, balance)),
+        ]
+        await until(changes, [None])
+        await until(values, [None])
+        relay.silence()
+        await market.accounts.put("balances", "py-silent", Account("ann", 1))
+        await until(changes, [None, 1])
+        await until(values, [None, 1])
+        assert time.monotonic() - started_s < 9  # nobody waits for the other end to say that it has ended
+        await socket.close()
+        assert not client._sockets  # a client that lives long keeps no socket that has ended
+        for task in tasks:
+            task.cancel()

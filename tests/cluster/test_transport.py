@@ -33,6 +33,7 @@ from headrace.errors import (
     Forbidden,
     HeadraceError,
     InvalidSettings,
+    NodeListenFailed,
     NotPartitionOwner,
     OperationFailed,
     Refused,
@@ -360,7 +361,7 @@ async def test_a_connection_that_is_closed_while_it_is_opened() -> None:
 async def test_two_nodes_do_not_share_a_port(server: NodeServer) -> None:
     """The second is told so."""
     second = NodeServer("node-2", {}, SETTINGS.model_copy(update={"listen": server.address}))
-    with pytest.raises(OperationFailed, match=f"listening on {server.address}"):
+    with pytest.raises(NodeListenFailed, match=f"listen at {server.address}: .* stop the process that listens there"):
         await second.start()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.engine import Aggregate, CommandContext, Engine, Failed, Reject
 from headrace.errors import BadArgument, CommandFailed, NotStorable
+from headrace.protocol import MAX_JSON_DEPTH
 from headrace.testing.engines import EngineHarness
 
 
@@ -44,6 +45,10 @@ class Written:
     document: Document
 
 
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels > 1 else []
+
+
 HELD: dict[str, Document] = {
     "another type": Document(whole="x"),  # type: ignore[arg-type]
     "a fraction": Document(whole=1.5),  # type: ignore[arg-type]
@@ -51,11 +56,13 @@ HELD: dict[str, Document] = {
     "infinite": Document(any={"a": [float("inf")]}),
     "half a character": Document(text="\ud800"),
     "an object": Document(any=object()),
+    "nested one level too deep": Document(any=nested(MAX_JSON_DEPTH - 2)),
+    "nested far too deep": Document(any=nested(900)),
 }
 
 
-def documents_engine() -> Engine[Document]:
-    documents = Engine("documents", state=Document, partitions=1)
+def documents_engine(outputs: Sequence[str] = ()) -> Engine[Document]:
+    documents = Engine("documents", state=Document, partitions=1, outputs=outputs)
 
     @documents.command
     def write(document: Document | None, command: Write) -> Written:
@@ -160,6 +167,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise when they panic, and pytest when a test fails, is no Exception."""
+
+
 def _raises(error: BaseException) -> None:
     raise error
 
@@ -173,6 +184,9 @@ STRANGE: dict[str, Callable[[CommandContext[Document]], object]] = {
     "an event of another class": lambda _: 5,
     "an error without a text": lambda _: _raises(Unprintable()),
     "a cancellation of its own": lambda _: _raises(asyncio.CancelledError()),
+    "an output that is no bytes": lambda context: context.persist_to("texts", {"a": 1}),  # type: ignore[arg-type]
+    "a header that is no bytes": lambda context: context.persist_to("texts", b"", headers={"a": "b"}),  # type: ignore[dict-item]
+    "a panic of an extension": lambda _: _raises(Panic("unreachable code")),
 }
 
 
@@ -190,7 +204,7 @@ class AwaitStrange:
 @pytest.mark.parametrize("name", STRANGE)
 async def test_whatever_a_handler_does_its_command_alone_fails(name: str, kind: type[DoStrange | AwaitStrange]) -> None:
     """N8: the caller hears at once that nothing was done, and commands before and after it work."""
-    documents = documents_engine()
+    documents = documents_engine(outputs=["texts"])
 
     @documents.command
     def do(document: Document | None, command: DoStrange, context: CommandContext[Document]) -> Any:
@@ -201,7 +215,7 @@ async def test_whatever_a_handler_does_its_command_alone_fails(name: str, kind: 
         await asyncio.sleep(0)
         return STRANGE[command.name](context)
 
-    async with EngineHarness(documents) as harness:
+    async with EngineHarness(documents, topics={"texts": 1}) as harness:
         aggregate = harness.aggregate("a")
         before, failed, after = await asyncio.gather(
             aggregate.try_send(Write(Document(whole=1))),

@@ -120,8 +120,8 @@ def test_the_python_of_the_document_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "Account(balance=10) 1",
-        "Account(balance=10) True",
+        "Account(balance=10) 1 False",
+        "Account(balance=10) 1 True",
         "overdrawn {'balance': 10}",
         "Account(balance=10)",
         "[(1, {'type': 'Deposited', 'data': {'amount': 10}})]",

@@ -571,9 +571,16 @@ async def test_work_that_comes_when_the_partition_is_lost_is_not_done_later(sett
     assert isinstance(late.done.exception(), NotPartitionOwner)
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise when they panic is no Exception."""
+
+
 @embedded_only
+@pytest.mark.parametrize("error", [ValueError("no amount: \udc80"), Panic("no amount: \udc80")], ids=["error", "panic"])
 @pytest.mark.parametrize("where", ["decode", "handler"])
-async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: EngineSetting, where: str) -> None:
+async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(
+    setting: EngineSetting, where: str, error: BaseException
+) -> None:
     """N8, N39: a reason with characters that UTF-8 can't carry is written with escapes, as dead letter and as reply."""
     for topic in ("texts", "answers"):
         await setting.log.admin.create(topic, partitions=1, config=TopicConfig())
@@ -582,7 +589,7 @@ async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: 
     @bank.command
     def deposit(count: int | None, command: Deposit) -> Deposit:
         if not command.amount:
-            raise ValueError("no amount: \udc80")
+            raise error
         return command
 
     @bank.event
@@ -591,7 +598,7 @@ async def test_an_error_whose_text_can_not_be_written_holds_up_nothing(setting: 
 
     def decode(record: Record) -> tuple[str, Deposit]:
         if where == "decode" and record.offset == 0:
-            raise ValueError("no amount: \udc80")
+            raise error
         return "a", Deposit(record.offset)
 
     bank.commands_from("texts", decode=decode)

@@ -324,3 +324,20 @@ def test_a_place_is_free_again_after_a_failure() -> None:
     with slots.take(), pytest.raises(errors.Busy), slots.take():
         pass
     assert slots.taken == 0
+
+
+async def test_without_a_store_all_but_journals_and_tags_is_served(hr: Headrace, new_client: NewClient) -> None:
+    """G4: keyspaces and schemas on Kafka need no store; what needs one is 501, and says how to name it."""
+    store, hr._store = hr._store, None
+    try:
+        client = new_client()
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/subjects")).json() == []
+        for path in ("/journals/accounts/acc-1", "/journals/accounts/acc-1/pointer", "/events?tag=vip", "/tags"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["type"]) == (501, "urn:headrace:problem:no-store"), path
+            assert "--store" in answer.json()["detail"]
+        body = {"events": [{"payload": 1}]}
+        assert (await client.post("/journals/accounts/acc-1", json=body)).status_code == 501
+    finally:
+        hr._store = store

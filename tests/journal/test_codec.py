@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -17,12 +18,16 @@ from headrace.errors import BadArgument, JournalHeld
 from headrace.journal.append import AppendOptions, json_event_record, new_append, record_of
 from headrace.model import MAX_SEQ_NR, Event, Headers, Record, TopicPartition
 from headrace.protocol.actions import Action, Append, Delete, Mark, Poison, Purge, duration_of, duration_text
-from headrace.protocol.events import events_of_record
+from headrace.protocol.entries import bare_entries, entry_of
+from headrace.protocol.events import events_of_record, events_of_records
 from headrace.protocol.headers import append_headers, decode_action, encode_action, user_headers
 from headrace.protocol.limits import check_events
 from headrace.protocol.payloads import (
+    MAX_JSON_DEPTH,
     AppendValue,
     Encoded,
+    binary_payload,
+    checked_depth,
     decode_payload,
     decode_value,
     encode_binary_events,
@@ -632,3 +637,106 @@ def test_a_damaged_value_is_never_taken_for_one_event(data: st.DataObject) -> No
     found = one_binary_event(bytes(value))
     if found is not None:
         assert decode_value("binary", bytes(value)) == AppendValue((Encoded(found[0], (), "binary", found[1]),))
+
+
+def from_deep_inside(calls: int, work: Callable[[], Any]) -> Any:
+    return work() if calls == 0 else from_deep_inside(calls - 1, work)
+
+
+def test_what_one_process_can_read_every_process_can() -> None:
+    """J27: the limit of nested JSON is a number, and does not depend on how many calls lead to the writer or reader."""
+    (written,) = encode_events([Event(1, deep(MAX_JSON_DEPTH - 1))])
+    payload_format, value = encode_value(AppendValue((written,), metadata=written.payload))
+    read = from_deep_inside(250, lambda: decode_value(payload_format, value))
+    assert read == decode_value(payload_format, value)
+    assert from_deep_inside(250, lambda: decode_payload("json", written.payload)) == deep(MAX_JSON_DEPTH - 1)
+    with pytest.raises(BadArgument, match="nested too deeply"):
+        encode_events([Event(1, deep(MAX_JSON_DEPTH))])
+
+
+def test_a_program_that_is_too_deep_itself_holds_no_journal() -> None:
+    """E9: a record is held for what it is, in every process alike, and not for the calls that lead to its reader."""
+    (written,) = encode_events([Event(1, deep(MAX_JSON_DEPTH - 1))])
+    payload_format, value = encode_value(AppendValue((written,)))
+    with pytest.raises(RecursionError):
+        from_deep_inside(700, lambda: decode_value(payload_format, value))
+    too_deep = value.replace(b"[[", b"[[[").replace(b"]]", b"]]]")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_value(payload_format, too_deep)
+
+
+@pytest.mark.parametrize("text", ["[[[", '"[', "\\", '\\"[', "}]", '"]["', "\\\\"])
+def test_brackets_in_texts_are_no_levels(text: str) -> None:
+    """J27: the levels of JSON are counted exactly, whatever its texts hold."""
+    raw = msgspec.json.encode([[{text: text, "more": [text]}], text])
+    assert checked_depth(raw, 4) == raw
+    with pytest.raises(ValueError, match="nested too deeply"):
+        checked_depth(raw, 3)
+
+
+@given(st.data())
+def test_the_short_way_to_a_payload_reads_the_same(data: st.DataObject) -> None:
+    """The payload of one plain event of a known number: what the other short way finds, and nothing else."""
+    value = bytearray(encode_binary_events([Event(3, data.draw(st.binary(max_size=20)))]) or b"")
+    for _ in range(data.draw(st.integers(0, 2))):
+        value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(0, 255))
+    cut = bytes(value[: data.draw(st.integers(0, len(value)) | st.just(len(value)))])
+    for seq_nr in (3, 4):
+        found = one_binary_event(cut)
+        assert binary_payload(cut, seq_nr) == (found[1] if found is not None and found[0] == seq_nr else None)
+
+
+KEYS = st.sampled_from([b"k", b"other", b"\xff\xfe", "ä".encode(), None])
+WRITTEN = st.one_of(
+    st.sampled_from([b'{"purge":{}}', b'{"mark":{"id":"x"}}', b'{"delete":{"to":3}}', b'{"compact":{}}', b"{", None]),
+    st.builds(
+        lambda numbers, tail: '{{"append":{{"range":{{"from":{},"to":{}}}{}'.format(*numbers.split(","), tail).encode(),
+        st.sampled_from(RANGES),
+        st.sampled_from(TAILS),
+    ),
+)
+BESIDE = st.sampled_from([(), (("h", b"v"),), (("headrace.expected", b"0"),), (("traceparent", b"00"),)])
+NAMES = st.sampled_from(["journal.action", "journal.action", "journal.actions", "other"])
+
+
+@given(st.lists(st.tuples(KEYS, NAMES, WRITTEN, BESIDE), max_size=6))
+def test_the_short_way_out_of_many_records_reads_the_same(
+    given_records: list[tuple[bytes | None, str, bytes | None, Headers]],
+) -> None:
+    """Whatever stands in a log: the entries of the general way, without the records."""
+    records = [
+        Record("t", 2, offset, 1000 + offset, key, b"v", ((name, written), *beside))
+        for offset, (key, name, written, beside) in enumerate(given_records)
+    ]
+    general = [entry_of(each, 7) for each in records]
+    expected = [msgspec.structs.replace(entry, record=None) for entry in general if entry is not None]
+    assert bare_entries(records, 7) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(event_lists, OPTIONS, st.booleans(), st.booleans()), max_size=4))
+def test_the_short_way_to_many_events_reads_the_same(
+    appends: list[tuple[list[Event], str | None, bool, bool]],
+) -> None:
+    """Events of single and of many binary payloads, of JSON, with metadata and headers: as each record alone gives."""
+    records, actions = [], []
+    for events, origin, has_metadata, has_headers in appends:
+        options = AppendOptions(
+            origin=origin, metadata={"m": 1} if has_metadata else None, headers={"h": "v"} if has_headers else None
+        )
+        new = record_of(AT, "k", events, options)
+        written = record(new.headers, new.key, new.value)
+        action = decode_action(written)
+        assert isinstance(action, Append)
+        records.append(written)
+        actions.append(action)
+    one_by_one = [events_of_record("k", *pair) for pair in zip(records, actions, strict=True)]
+    assert events_of_records("k", records, actions) == [event for events in one_by_one for event in events]
+
+
+def test_the_short_way_holds_a_journal_too() -> None:
+    """One plain event whose number is not that of its header: the journal is held, as the general way says."""
+    value = encode_binary_events([Event(4, b"x")])
+    action = Append(first=3, last=3, payload_format="binary")
+    with pytest.raises(JournalHeld):
+        events_of_records("k", [record(encode_action(action), b"k", value)], [action])

@@ -22,7 +22,7 @@ from headrace.protocol.fold import Entry
 from headrace.protocol.head import Head, HeadAnswer, HeadKind
 from headrace.protocol.layout import Generation, Layout
 from headrace.store import ReplicatedOffset
-from headrace.testing.conformance.log_on_top import Reading
+from headrace.testing.conformance.log_on_top import ReadCall
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.plugin import Size
 
@@ -390,7 +390,7 @@ class OnTop(ScriptLog):
 class Slow(OnTop):
     """Followers get nothing; bounded reads are answered."""
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         if reading.end is None:
             await asyncio.Event().wait()
         async for batch in super().batches(reading):
@@ -405,7 +405,7 @@ class Failing(OnTop):
         self.starts: list[int] = []
         self.error = error
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         self.starts.append(reading.start)
         if len(self.starts) == 1:
             yield Batch(list(self.records[:1]), 1)
@@ -531,7 +531,7 @@ class Counting(OnTop):
         super().__init__(log)
         self.records_read = 0
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         async for batch in super().batches(reading):
             if reading.end is not None:
                 self.records_read += len([record for record in batch.records if record.offset < reading.end])

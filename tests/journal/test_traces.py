@@ -26,11 +26,13 @@ async def test_a_trace_travels_with_the_events(tmp_path: Path, monkeypatch: pyte
             await journal.append("k", [Event(1)])
             await journal.append_next("k", ["x"])
             await journal.append("k", [Event(3)], headers={"traceparent": given, "h": "v"}, expected=2)
+            await journal.append("k", [Event(4, b"plain")])
         trace_id = format(request.get_span_context().trace_id, "032x")
         for _ in range(2):
-            first, second, third = [event.headers async for event in journal.read("k")]
+            first, second, third, plain = [event.headers async for event in journal.read("k")]
             assert trace_id in first["traceparent"]
             assert trace_id in second["traceparent"]
+            assert trace_id in plain["traceparent"]
             assert third == {"traceparent": given, "h": "v"}
             assert extract((("traceparent", first["traceparent"].encode()),))
             await replicate(hr.log, hr.store, "t")

@@ -51,6 +51,10 @@ class SlowAdd:
     stuck_in_run: int = 0
 
 
+class PanicError(BaseException):
+    """What extensions in Rust raise when they panic is no Exception."""
+
+
 class UnprintableError(Exception):
     """An error whose text can't be made."""
 
@@ -174,6 +178,8 @@ class Accounts(Keyspace, partitions=2, replicas=2, store="memory"):
                 raise asyncio.CancelledError
             case "unprintable":
                 raise UnprintableError
+            case "panic":
+                raise PanicError
             case _:
                 raise KeyError("no such thing")
 

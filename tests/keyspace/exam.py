@@ -175,11 +175,11 @@ class KeyspaceExam:
         with pytest.raises(ReplyNotKept):
             await accounts.ask(message, message_id="m")
 
-    @pytest.mark.parametrize("how", ["error", "timeout", "cancelled", "unprintable"])
+    @pytest.mark.parametrize("how", ["error", "timeout", "cancelled", "unprintable", "panic"])
     async def test_a_handler_that_fails_leaves_nothing_behind(self, served: Served, output: str, how: str) -> None:
         """G2: its writes and records are forgotten, it is not run again, and the next call of the key goes on."""
         key, accounts = new_key(), served.client
-        kinds = "(Key|Timeout|Cancelled|Unprintable)Error"
+        kinds = "(Key|Timeout|Cancelled|Unprintable|Panic)Error"
         with pytest.raises(RequestFailed, match=f"Break was not handled by keyspace 'accounts': {kinds}"):
             await accounts.ask(Break(key, output, how), timeout_s=2)
         assert RUNS[key] == 1

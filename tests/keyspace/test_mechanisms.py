@@ -15,8 +15,8 @@ from tests.keyspace.accounts import GATES, RUNS, Accounts, Deposit, Emit, Forwar
 from tests.keyspace.setting import Place, Served, new_key, serving
 
 from headrace.cluster import Committed, PartitionRequest
-from headrace.errors import OperationFailed, TimedOut, TransactionFailed
-from headrace.keyspace.messages import ChangesPage, PollChanges, encode
+from headrace.errors import OperationFailed, RequestFailed, TimedOut, TransactionFailed
+from headrace.keyspace.messages import Call, ChangesPage, PollChanges, encode
 from headrace.keyspace.partition import KeyspacePartition, in_order
 from headrace.keyspace.reads import change_page
 from headrace.log import TransactionalProducer
@@ -228,6 +228,22 @@ async def test_a_subscriber_of_another_topic_begins_with_the_present_value(serve
     page = await change_page(states, PollChanges("balances", key.encode(), 1_000_000, "gone", 0.1, 10))
     assert [(item.is_present, item.is_lagged) for item in page.items] == [(True, True)]
     assert (page.topic_id, page.offset) == (topic_id, page.items[0].offset)
+
+
+async def test_a_message_tried_too_often_is_not_handled_again(served: Served) -> None:
+    """N37: one message that ends its process must not end every node; what an attempt has done is told all the same."""
+    key, host = new_key(0), partition_of(served, 0)
+
+    async def attempt(number: int, message_id: str) -> bytes:
+        call = Call("Deposit", served.client._codecs.message_bytes(Deposit(key, 1)), key.encode(), message_id)
+        request = PartitionRequest("accounts", 0, encode(call), command_id=message_id, attempt=number)
+        return await host.handle(request, asyncio.get_running_loop().time() + 5)
+
+    first = await attempt(3, "x")
+    with pytest.raises(RequestFailed, match="tried 3 times"):
+        await attempt(4, "y")
+    assert await attempt(4, "x") == first
+    assert await served.client.get("balances", key) == 1
 
 
 async def test_a_poll_that_finds_nothing_changes_nothing(served: Served) -> None:

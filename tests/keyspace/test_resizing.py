@@ -203,14 +203,13 @@ async def test_a_record_that_is_no_layout_stops_nobody(tmp_path: Path) -> None:
         assert await hr.keyspace(Sums).get("counts", "k", timeout_s=60) == 1
 
 
-async def test_callers_wait_while_a_keyspace_is_paused(tmp_path: Path) -> None:
+async def test_callers_wait_while_a_keyspace_is_paused(place: Place) -> None:
     """C10: nobody serves it until it is resumed; who asked meanwhile is answered then, and nothing is lost."""
-    address = f"embedded:{tmp_path}"
-    async with node_of(address, "a") as (hr, node):
-        sums = hr.keyspace(Sums)
+    name = f"sums-{place.name}"
+    async with serving(place, "a", sums_of(name)) as (hr, node, sums):
         assert await sums.ask(More("k")) == 1
         cluster = hr.settings.cluster.name
-        assert (await change_phase(hr.log, cluster, "sums", "paused")).phase == "paused"
+        assert (await change_phase(hr.log, cluster, name, "paused")).phase == "paused"
 
         async def is_given_up() -> bool:
             return not node.owned
@@ -219,7 +218,7 @@ async def test_callers_wait_while_a_keyspace_is_paused(tmp_path: Path) -> None:
         with pytest.raises(TimedOut, match="paused"):
             await sums.get("counts", "k", timeout_s=0.2)
         waiting = asyncio.create_task(sums.ask(More("k"), timeout_s=30))
-        await change_phase(hr.log, cluster, "sums", "serving")
+        await change_phase(hr.log, cluster, name, "serving")
         assert await waiting == 2
         with pytest.raises(BadArgument, match="no node of cluster"):
             await change_phase(hr.log, cluster, "nothing", "paused")

@@ -108,6 +108,23 @@ def test_a_record_comes_back_as_it_was_or_is_refused(driven: Driven, record: New
     assert [end - start for start, end in zip(before, driven.ends(), strict=True)].count(1) == 1
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(record=records)
+def test_a_record_is_taken_alone_as_it_is_beside_others(driven: Driven, record: NewRecord) -> None:
+    """FL3: an append of one record is written by a shorter way; it is refused, or comes back, alike."""
+
+    def outcome(records: list[NewRecord]) -> object:
+        try:
+            positions = driven.run(driven.log.append(records))
+        except Refused as refusal:
+            return f"{type(refusal).__name__}: {refusal}"
+        found = [driven.read_from(each.partition, each.offset)[0] for each in positions]
+        assert [(each.offset, each.timestamp_ms) for each in found] == [(p.offset, p.timestamp_ms) for p in positions]
+        return {(each.key, each.value, each.headers, record.timestamp_ms and each.timestamp_ms) for each in found}
+
+    assert outcome([record]) == outcome([record, record])
+
+
 @many
 @given(data=st.data())
 def test_any_call_with_anything_ends_well_or_with_a_typed_error(driven: Driven, data: st.DataObject) -> None:

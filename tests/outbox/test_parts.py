@@ -78,7 +78,7 @@ def test_a_structured_key_does_not_depend_on_its_order(key: dict[str, int | str]
 def test_an_object_is_a_key_by_its_fields() -> None:
     """O5: a dataclass has the encoding of its fields; what has no form, or two, is refused."""
     assert encode_key(Customer("Ada", 1)) == encode_key({"id": 1, "name": "Ada"})
-    for bad in (1.0, True, object()):
+    for bad in (1.0, True, object(), {"a": float("nan")}):
         with pytest.raises(BadArgument):
             encode_key(bad)
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -129,12 +130,13 @@ def test_rows_hold_all_that_was_given(engine: Engine) -> None:
     assert len({row["event_id"] for row in (first, second, third)}) == 3
 
 
-def test_what_does_not_fit_fails_in_the_callers_transaction(engine: Engine) -> None:
-    """O4: encoding comes first, for all messages of a call; a bad one leaves none of them."""
+@pytest.mark.parametrize("bad", [object(), float("nan"), {"total": [float("inf")]}, "\ud800"])
+def test_what_does_not_fit_fails_in_the_callers_transaction(engine: Engine, bad: Any) -> None:
+    """O4: encoding comes first, for all messages of a call; a bad one leaves none of them. NaN is bad, too."""
     producer = Outbox().producer("orders", serializer=JsonSerializer())
     with Session(engine) as session:
         with pytest.raises(BadArgument, match="JSON can't hold it"):
-            producer.publish_list(session, [Message({"fine": 1}), Message({"bad": object()})])
+            producer.publish_list(session, [Message({"fine": 1}), Message({"bad": bad})])
         producer.publish(session, {"fine": 2})
         session.commit()
 

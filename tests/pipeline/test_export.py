@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,25 @@ def events_of(frame: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.select(*columns).collect())
 
 
+def elsewhere(spark: Any) -> Any:
+    """Return a session in a place where it is another day now."""
+    far = spark.newSession()
+    far.conf.set("spark.sql.session.timeZone", ["Pacific/Pago_Pago", "Pacific/Kiritimati"][datetime.now(UTC).hour > 10])
+    return far
+
+
 def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: str, tmp_path: Path) -> None:
-    """After every export its folder has the events of the journals, whatever was appended, deleted and purged since."""
+    """After every export its folder has the events of the journals, whatever was appended, deleted and purged since.
+
+    The folder's name may look like a pattern, and dates are those of UTC wherever an export is run.
+    """
     spark, endpoints, selection = tier.spark, tier.endpoints, Selection((topic,))
+    tmp_path = tmp_path / "lake [v2] {a,b} 50% *?"
     with pytest.raises(BadArgument, match="nothing was exported"):
         exported_frame(spark, tmp_path)
     tier.with_journal(topic, lambda journal: append_all(journal, 3, 2), partitions=2)
     tier.on(lambda log, store: replicate(log, store, topic))
-    first = export_journals(spark, endpoints, tmp_path, selection)
+    first = export_journals(elsewhere(spark), endpoints, tmp_path, selection)
     assert (first.version, first.events, first.heads) == (0, 6, 3)
     assert export_journals(spark, endpoints, tmp_path, selection).events == 0
 
@@ -95,6 +107,8 @@ def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: st
     assert json.loads(second.stdout) == {"version": 1, "events": 3, "tags": 2, "heads": 3}
     expected = events_of(journal_frame(spark, endpoints, selection).where("key != 'late'"))
     assert events_of(exported_frame(spark, tmp_path)) == expected
+    for row in exported_frame(spark, tmp_path).selectExpr("date", "unix_millis(timestamp) AS ms").distinct().collect():
+        assert row.date == datetime.fromtimestamp(row.ms / 1000, UTC).date()
     assert sorted((row.tag, row.key, row.seq_nr) for row in exported_frame(spark, tmp_path, "tags").collect()) == [
         ("t1", "k0", 3),
         ("t2", "k0", 3),

@@ -16,7 +16,7 @@ from headrace.model import Event, NewRecord, TopicPartition
 from headrace.pipeline import Endpoints, FindingKind, Selection, audit, backfill
 from headrace.pipeline.audits.journal_frames import shares_for, tasks_for
 from headrace.pipeline.audits.windows import TopicWindow, WindowStretch
-from headrace.pipeline.logs.plan import encode_offsets
+from headrace.pipeline.logs.offsets import encode_offsets
 from headrace.pipeline.logs.source import HeadraceLogSource, Slice, divided
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION
 from headrace.pipeline.spark.process import close_all, log_of, run

@@ -123,12 +123,23 @@ def test_a_daemon_that_cannot_preload_serves_workers_all_the_same(tmp_path: Path
     assert "workers import pandas themselves: RuntimeError('no such luck')" in done.stderr.decode()
 
 
-def test_workers_that_plan_are_forked_without_pandas() -> None:
-    """Spark starts six daemons before the first batch, and none of them needs it; that of the tasks does."""
+def test_workers_import_what_their_kind_needs() -> None:
+    """Spark starts six daemons before the first batch: only that of the tasks needs pandas, and those that start and
+    commit the sink nearly nothing.
+    """
     code = "import sys; from headrace.pipeline.spark.worker_daemon import _preload; _preload(sys.argv[1])"
-    code += "; print(*(name in sys.modules for name in ('pandas', 'headrace.pipeline.logs.source')))"
-    for worker, loaded in (("pyspark.sql.worker.create_data_source", b"False True"), ("pyspark.worker", b"True True")):
-        assert subprocess.check_output([sys.executable, "-c", code, worker]).strip() == loaded
+    code += (
+        "; print(*(f'headrace.{name}' in sys.modules for name in ('pipeline.replication.sink', 'journal', 'config'))"
+    )
+    code += ", 'pandas' in sys.modules)"
+    kinds = {
+        "pyspark.worker": b"True True True True",
+        "pyspark.sql.worker.create_data_source": b"True True True False",
+        "pyspark.sql.worker.python_streaming_sink_runner": b"True False False False",
+        "pyspark.sql.worker.write_into_data_source": b"True False False False",
+    }
+    for worker, loaded in kinds.items():
+        assert subprocess.check_output([sys.executable, "-c", code, worker]).strip() == loaded, worker
 
 
 SUBMITTED = """

@@ -17,9 +17,9 @@ from headrace.errors import ReplicationStalled
 from headrace.model import TopicPartition
 from headrace.pipeline import Endpoints, Replication, Selection
 from headrace.pipeline.logs.plan import Plan
+from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, write_outcomes
 from headrace.pipeline.replication.progress import ProgressReports
 from headrace.pipeline.replication.replication import Ended
-from headrace.pipeline.replication.reports import TaskOutcome, read_failed_batch, write_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -75,12 +75,15 @@ def test_rows_go_to_a_file(tier: Tier, journals: str, tmp_path: Path) -> None:
 
 
 def test_topics_are_tables_by_name(tier: Tier, topic: str) -> None:
-    """K3: topic_NAME has a topic's records, compact_NAME the newest of each key; only what is named is made."""
+    """K3: topic_NAME has a topic's records, compact_NAME the newest of each key; only what is named is made.
+
+    Of headers with the same name the last one counts.
+    """
 
     async def fill(log: Any, _: Any) -> None:
         await log.admin.create(topic, partitions=2, config=TopicConfig())
         pairs = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None)]
-        await log.append([NewRecord(topic, key, value, (("h", b"v"),)) for key, value in pairs])
+        await log.append([NewRecord(topic, key, value, (("h", b"u"), ("h", b"v"))) for key, value in pairs])
 
     tier.on(fill)
     everything, newest = view_name("topic", topic), view_name("compact", topic)
@@ -88,6 +91,19 @@ def test_topics_are_tables_by_name(tier: Tier, topic: str) -> None:
     assert json.loads(rows) == {"n": 4, "h": "v"}
     rows = asked(tier, f"SELECT key, value FROM {newest.upper()}", "--json")
     assert json.loads(rows) == {"key": "a", "value": "3"}
+
+
+def test_odd_values_are_printed_as_they_are(tier: Tier, tmp_path: Path) -> None:
+    """Square brackets are no markup, JSON has no NaN, and no column hides another of the same name."""
+    odd = "select '[/x] [y] :smile:' as `[z]`, double('NaN') as n"
+    printed = asked(tier, odd)
+    assert "[/x] [y] :smile:" in printed
+    assert "[z]" in printed
+    assert json.loads(asked(tier, odd, "--json")) == {"[z]": "[/x] [y] :smile:", "n": "nan"}
+    with pytest.raises(BadArgument, match="several columns have this name"):
+        asked(tier, "select 1 as a, 2 as a", "--json")
+    asked(tier, "select 1 as `a``b`", "--out", str(tmp_path / "odd.csv"))
+    assert (tmp_path / "odd.csv").read_text() == "a`b\n1\n"
 
 
 def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "projections.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-PRINTED = ["[('acc-1', 150)]", "acc-1 1 {'paid': 100}", "('payment', 'refund')", "dead-letter", ""]
+PRINTED = ["[('acc-1', 150)]", "acc-1 {'refunded': 100}", "('payment', 'refund')", "dead-letter", ""]
 
 
 @pytest.mark.parametrize(("code", "printed"), list(zip(BLOCKS, PRINTED, strict=True)))

@@ -129,7 +129,11 @@ def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
 
 def _partial(inner: list[Hinted], name: str, namespace: str) -> Hinted:
     """Return a TypedDict whose keys may be absent, but for those that may be None."""
-    hints = {f"f{n}": hint if "None" in str(hint) else typing.NotRequired[hint] for n, (hint, _) in enumerate(inner)}
+    may_be_none = [type(None) in typing.get_args(hint) for hint, _ in inner]  # Optional[…] has no None in its text
+    hints = {
+        f"f{n}": hint if may_be_none[n] else typing.NotRequired[hint]  # type: ignore[valid-type]
+        for n, (hint, _) in enumerate(inner)
+    }
     cls: type = typing_extensions.TypedDict(name, hints)  # type: ignore[operator]
     if namespace:
         avro(namespace=namespace)(cls)

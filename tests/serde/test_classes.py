@@ -228,6 +228,8 @@ def test_a_default_must_be_a_value_of_its_field() -> None:
     ("changes", "field"),
     [
         ({"height": "tall"}, "height"),
+        ({"height": (1 << 60) + 1}, "height"),
+        ({"height": 1 << 5000}, "height"),
         ({"is_vip": "yes"}, "is_vip"),
         ({"small": 1 << 40}, "small"),
         ({"small": 1.5}, "small"),
@@ -254,6 +256,22 @@ def test_a_value_that_does_not_fit_is_named(changes: dict[str, Any], field: str)
         Codec(Customer).encode(customer(**changes))
     assert refused.value.field == field
     assert refused.value.schema == "shop.Customer"
+
+
+def test_a_whole_number_in_a_field_of_fractions_is_not_rounded() -> None:
+    """V2: 16 777 217 has no form in 32 bits, and 2^53 + 1 none in 64."""
+    kind = dataclasses.make_dataclass(
+        "Sizes", [("single", Annotated[float, AvroField(type="float")]), ("double", float), ("either", float | None)]
+    )
+    codec = Codec(kind)
+    for fitting in (kind(1 << 24, 1 << 53, 3), kind(-(1 << 40), 0, 1 << 60), kind(1.5, 2.5, None)):
+        assert codec.decode(codec.encode(fitting)) == fitting
+    for field in ("single", "double", "either"):
+        values = {"single": 0, "double": 0, "either": 0, field: (1 << 53) + 1}
+        with pytest.raises(NotEncodable, match=f"'{field}': 9007199254740993 would be rounded"):
+            codec.encode(kind(**values))
+    with pytest.raises(NotEncodable, match="'single': 16777217 would be rounded to 32 bits"):
+        codec.encode(kind((1 << 24) + 1, 0, 0))
 
 
 def test_a_class_checks_what_comes_in() -> None:

@@ -34,15 +34,20 @@ class Setting:
         return StateSpec(**{"name": name, "topic": topic, "key": str, "value": str, **declared})
 
     async def open(
-        self, *specs: StateSpec[Any, Any], store: str = "memory", node: str = "a", clock: SettableClock | None = None
+        self,
+        *specs: StateSpec[Any, Any],
+        store: str = "memory",
+        node: str = "a",
+        clock: SettableClock | None = None,
+        number: int = 0,
     ) -> StatePartition:
-        """Open partition 0 as a copy that has read everything."""
+        """Open a partition as a copy that has read everything."""
 
         async def open_store(spec: StateSpec[Any, Any]) -> KeyValueStore:
             return MemoryStore() if store == "memory" else RocksDbStore(self.folder / node / spec.name)
 
         partition = await StatePartition.open(
-            self.log, specs, 0, open_store=open_store, clock=clock or self.clock, ask_every_s=0.02
+            self.log, specs, number, open_store=open_store, clock=clock or self.clock, ask_every_s=0.02
         )
         self.opened.append(partition)
         await partition.catch_up()

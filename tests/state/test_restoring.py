@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from headrace.errors import (
     TimedOut,
     WrongStateTopic,
 )
-from headrace.log import open_log
+from headrace.log import Log, open_log
 from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import CRASH_AT_VARIABLE, BootMoment, BootTime, moment_of
+from headrace.services import RunningService
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.metrics import APPLIED
 from headrace.state.progress import ChangelogProgress, CompactionLimits
 from headrace.state.rocksdb import RocksDbStore
+from headrace.testing.conformance.log_cleaning import QUICK_SEGMENTS
 from headrace.testing.conformance.log_setting import eventually, read_all
 from headrace.testing.processes import running
 
@@ -213,6 +216,49 @@ async def test_a_following_copy_that_stalls_starts_over(embedded: Any) -> None:
     await eventually(lambda: is_only(copy, spec, ["b"]), within_s=20, what="the copy without the deleted key")
 
 
+@pytest.mark.timeout(120)
+async def test_a_copy_that_was_away_while_the_log_forgot_a_deletion_starts_over(tier: Any) -> None:
+    """S14: on either log, after real compaction: a copy that was closed, one in mid-read, and one that stood still."""
+    compacting = TopicConfig(tombstone_retention_ms=200, min_compaction_lag_ms=1, extra=QUICK_SEGMENTS)
+    spec = tier.spec(topic_config=compacting)
+    owner = await tier.owned(spec)
+    for key in ("a", "b", "c", "d"):
+        await owner.state(spec).put(key, "1")
+    await (await tier.open(spec, store="rocksdb", node="closed")).close()
+    still = await tier.open(spec, store="rocksdb", node="still")
+    reading, may_go_on = asyncio.Event(), asyncio.Event()
+    slow = ScriptedLog(tier.log, max_records=2)
+
+    async def stall() -> None:
+        reading.set()  # "a" was read
+        await may_go_on.wait()
+
+    slow.between = stall
+    setting = type(tier)(slow, tier.clock, tier.folder)
+    slow_copy = asyncio.create_task(setting.open(spec, store="rocksdb", node="slow"))
+    await reading.wait()
+    await owner.state(spec).delete("a")
+    await forgotten(tier.log, spec.topic, b"a")
+    tier.clock.advance(1)
+    may_go_on.set()
+    stalled, reopened = await slow_copy, await tier.open(spec, store="rocksdb", node="closed")
+    await still.catch_up()
+    for copy in (reopened, still, stalled):
+        assert [key for key, _ in await everything(copy, spec) if not key.startswith("filler")] == ["b", "c", "d"]
+    await setting.opened[0].close()
+
+
+async def forgotten(log: Log, topic: str, key: bytes) -> None:
+    """Wait until compaction has removed all records of a key; new records make brokers close the segment before."""
+
+    async def is_forgotten() -> bool:
+        await log.append([NewRecord(topic, f"filler-{uuid.uuid4().hex}".encode(), b"x")])
+        await log.retention.enforce()
+        return all(record.key != key for record in await read_all(log, topic, start=0))
+
+    await eventually(is_forgotten, within_s=60, every_s=0.2, what="compaction")
+
+
 async def is_only(copy: StatePartition, spec: StateSpec[Any, Any], keys: list[str]) -> bool:
     try:
         return [key for key, _ in await everything(copy, spec)] == keys
@@ -271,6 +317,16 @@ async def test_another_topic_of_the_same_name_wipes_the_copy(tier: Any) -> None:
     await tier.log.admin.create(spec.topic, partitions=1, config=spec.config)
     await tier.log.append([NewRecord(spec.topic, b"newest", b"1")])
     await eventually(lambda: is_only(copy, spec, ["newest"]), within_s=60, what="the copy of the new topic")
+
+
+async def test_a_folder_of_another_partition_is_not_taken_for_ones_own(embedded: Any) -> None:
+    """S15: a folder that was copied to the wrong place is of the same topic, and as long; the copy is rebuilt."""
+    spec = embedded.spec(partitions=2)
+    await (await embedded.open(spec)).close()
+    await embedded.log.append([NewRecord(spec.topic, b"k%d" % number, b"1", partition=number) for number in (0, 1)])
+    await (await embedded.open(spec, store="rocksdb", number=0)).close()
+    copy = await embedded.open(spec, store="rocksdb", number=1)
+    assert await everything(copy, spec) == [("k1", "1")]
 
 
 async def test_a_checkpoint_below_the_start_of_the_log_wipes_the_copy(tier: Any) -> None:
@@ -389,7 +445,7 @@ def test_ages_across_boots_are_told_by_the_wall_clock() -> None:
 
 def test_checkpoints_come_back() -> None:
     """S6: every field survives."""
-    checkpoint = Checkpoint("id", "layout", 7, 5, moment(1, "b", 2), True, 3, 99, (4, 5))
+    checkpoint = Checkpoint("id", "layout", 7, 5, moment(1, "b", 2), True, 3, 99, (4, 5), 6, 8)
     assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
 
 
@@ -400,20 +456,20 @@ from headrace.log import open_log
 from headrace.state import ProducerWriter, StatePartition, StateSpec
 from headrace.state.rocksdb import RocksDbStore
 
-async def main(folder):
-    log = await open_log(f"embedded:{folder / 'log'}")
-    spec = StateSpec(name="s", topic="s", key=str, value=str, ttl="1h", index={"i": lambda value: value})
+async def main(folder, address, topic):
+    log = await open_log(address)
+    spec = StateSpec(name="s", topic=topic, key=str, value=str, ttl="1h", index={"i": lambda value: value})
     async def open_store(spec):
         return RocksDbStore(folder / "store")
     partition = await StatePartition.open(log, [spec], 0, open_store=open_store)
     await partition.catch_up()
-    partition.own(ProducerWriter(await log.transactional("id")))
+    partition.own(ProducerWriter(await log.transactional(topic)))
     state = partition.state(spec)
     for n in range(30):
         await state.put(f"k{n % 7}", str(n))
         print("acknowledged", n, flush=True)
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
 """
 
 
@@ -429,12 +485,27 @@ asyncio.run(main(Path(sys.argv[1])))
 )
 async def test_an_owner_killed_at_any_step_loses_nothing(point: str, tmp_path: Path) -> None:
     """S6: after kill -9 the store goes on from its checkpoint and becomes what the log says, indexes included."""
-    with running("-c", OWNER, str(tmp_path), environ={CRASH_AT_VARIABLE: point}) as child:
+    await check_kill(point, f"embedded:{tmp_path / 'log'}", tmp_path)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("point", ["state.after-commit:9", "state.after-apply:14"])
+async def test_an_owner_on_kafka_killed_at_any_step_loses_nothing(
+    point: str, tmp_path: Path, kafka: RunningService
+) -> None:
+    """S6: the same on Kafka, whose records don't lie side by side."""
+    await check_kill(point, f"kafka://{kafka.address}", tmp_path)
+
+
+async def check_kill(point: str, address: str, tmp_path: Path) -> None:
+    """Let an owner be killed at a point, and compare what it leaves with the log."""
+    topic = f"s-{uuid.uuid4().hex[:10]}"
+    with running("-c", OWNER, str(tmp_path), address, topic, environ={CRASH_AT_VARIABLE: point}) as child:
         assert child.wait(60) == -signal.SIGKILL
         acknowledged = child.stdout.count("acknowledged")
-    log = await open_log(f"embedded:{tmp_path / 'log'}")
-    spec = StateSpec(name="s", topic="s", key=str, value=str, ttl="1h", index={"i": lambda value: value})
-    records = await read_all(log, "s")
+    log = await open_log(address)
+    spec = StateSpec(name="s", topic=topic, key=str, value=str, ttl="1h", index={"i": lambda value: value})
+    records = await read_all(log, topic)
     assert len(records) in (acknowledged, acknowledged + 1)
     before = applied(spec)
 

@@ -158,6 +158,63 @@ def test_a_full_disk_is_an_error_and_leaves_a_whole_store(folder: Path) -> None:
     store.close()
 
 
+FILL_WIDE = """
+import os, resource, signal, sys
+from pathlib import Path
+from headrace.errors import HeadraceError, StateDiskFull
+from headrace.state.rocksdb import RocksDbStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = RocksDbStore(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000_000))
+kept = []  # callers keep errors, and an error keeps what its traceback shows
+for n in range(100):
+    try:
+        store.write([(b"%d" % n, os.urandom(100_000))], checkpoint=b"%d" % n)
+    except HeadraceError as error:
+        kept.append(error)
+        break
+assert [type(each) for each in kept] == [StateDiskFull], kept
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000_000, 1_000_000_000))
+store.write([(b"%d" % n, b"again")], checkpoint=b"%d" % n)
+assert store.count(b"", None) == n + 1
+store.close()
+print("went on", flush=True)
+"""
+
+
+def test_a_store_that_fails_to_close_on_a_full_disk_is_let_go_all_the_same(folder: Path) -> None:
+    """S18: a batch fails for lack of space, and so does closing: the first reason is told, and the folder is free."""
+    with running("-c", FILL_WIDE, str(folder)) as child:
+        child.wait_for_line("went on")
+        assert child.wait() == 0
+
+
+OUT_OF_FILES = """
+import os, resource, sys
+from pathlib import Path
+from headrace.errors import StateOutOfFiles
+from headrace.state.rocksdb import RocksDbStore
+store = RocksDbStore(Path(sys.argv[1]))
+store.write([(b"1", b"first")], checkpoint=b"1")
+store.close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, 1024))
+try:
+    RocksDbStore(Path(sys.argv[1]))
+except StateOutOfFiles as error:
+    print("refused", error, flush=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+assert RocksDbStore(Path(sys.argv[1])).get(b"1") == b"first"
+print("went on", flush=True)
+"""
+
+
+def test_too_many_open_files_are_not_taken_for_a_broken_folder(folder: Path) -> None:
+    """S18: the error says to raise the limit, and not to move a folder away that is whole."""
+    with running("-c", OUT_OF_FILES, str(folder)) as child:
+        child.wait_for_line(r"refused .*ulimit -n")
+        child.wait_for_line("went on")
+
+
 WRITE_AND_WIPE = """
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ from tests.suites.journal_setting import (
     replicate,
 )
 
-from headrace.errors import UnknownTopic
+from headrace.errors import NoStateYet, UnknownTopic
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log
 from headrace.model import MAX_SEQ_NR, Event
@@ -74,15 +74,34 @@ class Clients(JournalSetting):
         name = f"j-{uuid.uuid4().hex[:12]}"
         reader = Journal(log, store, name, cache=None, read_only=True)
         writer = Journal(log, store, name, cache=None)
-        for journal in (reader, writer):
+        creator = Journal(log, store, name, cache=None, partitions=1)
+        for journal in (reader, writer, creator):
             assert await numbers(journal, "k") == []
             assert await journal.pointer("k") is None
             assert await journal.snapshots.load("k") is None
-        assert await writer.delete("k", to=1) is None
+            with pytest.raises(UnknownTopic):
+                await journal.stats()
+        for journal in (writer, creator):
+            assert await journal.delete("k", to=1) is None
+            with pytest.raises(NoStateYet):
+                await journal.snapshots.save("k", 1, "state")
         with pytest.raises(UnknownTopic):
             await log.admin.describe(name)
-        await Journal(log, store, name, cache=None, partitions=1).append("k", [Event(1)])
-        assert await numbers(reader, "k") == [1]
+        await creator.append("k", [Event(1)], expected=await creator.pointer("k"))
+        for journal in (reader, writer, creator):
+            assert await numbers(journal, "k") == [1]
+        await log.admin.delete(name)
+
+    async def test_who_looks_and_who_writes_at_once_make_one_topic(self, log: Log, store: Store) -> None:
+        """FN6: an append that comes while a read looks for the topic creates it, and does not get the read's answer."""
+        name = f"j-{uuid.uuid4().hex[:12]}"
+        journal = Journal(log, store, name, cache=None, partitions=1)
+        looking = asyncio.ensure_future(journal.pointer("k"))
+        await asyncio.sleep(0)
+        looking.cancel()  # what it began to read is joined by the next call
+        (appended,) = await journal.append_next("k", ["x"])
+        assert (appended.seq_nr, await numbers(journal, "k")) == (1, [1])
+        await asyncio.gather(looking, return_exceptions=True)
         await log.admin.delete(name)
 
     @pytest.mark.parametrize(("to", "left"), [(5, []), (MAX_SEQ_NR, []), (1, [2, 3, 4, 5]), (4, [5])])

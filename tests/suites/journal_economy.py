@@ -19,7 +19,7 @@ from headrace.log import Log
 from headrace.log.metrics import FETCHES
 from headrace.model import MAX_SEQ_NR, Batch, Event, TopicPartition
 from headrace.store import Store
-from headrace.testing.conformance.log_on_top import LogOnTop, Reading
+from headrace.testing.conformance.log_on_top import LogOnTop, ReadCall
 
 __all__ = ["Economy"]
 
@@ -277,7 +277,7 @@ class OvertakenLog(LogOnTop):
         self._store = store
         self._topic = topic
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         if self.is_armed:
             self.is_armed = False
             bounds = await self.log.bounds(reading.at)

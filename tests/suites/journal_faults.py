@@ -10,7 +10,7 @@ from headrace.errors import TimedOut
 from headrace.log import Log
 from headrace.model import Batch, NewRecord, Position, TopicPartition
 from headrace.store import EventRow, HeadShare, JournalMeta, ReplicatedOffset, Store, StoreReader
-from headrace.testing.conformance.log_on_top import LogOnTop, Reading
+from headrace.testing.conformance.log_on_top import LogOnTop, ReadCall
 
 __all__ = [
     "ReaderOnTop",
@@ -26,7 +26,7 @@ __all__ = [
 class RepeatingLog(LogOnTop):
     """Delivers every record twice, and after each batch the one before it again."""
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         async for batch in super().batches(reading):
             yield Batch([record for record in batch.records for _ in range(2)], batch.next_offset)
             yield batch
@@ -37,7 +37,7 @@ class WatchedLog(LogOnTop):
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)
-        self.readings: list[Reading] = []
+        self.readings: list[ReadCall] = []
         self.delivered = 0
         self.appended: list[NewRecord] = []
         self.before_append: Callable[[], Any] | None = None
@@ -48,7 +48,7 @@ class WatchedLog(LogOnTop):
         self.appended += records
         return await self.log.append(records)
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         self.readings.append(reading)
         async for batch in super().batches(reading):
             self.delivered += len(batch.records)
@@ -60,7 +60,7 @@ class StuckLog(LogOnTop):
 
     is_stuck = True
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         while self.is_stuck:
             await asyncio.sleep(0.05 if reading.end is None else min(reading.timeout_s, 0.3))
             if reading.end is not None:

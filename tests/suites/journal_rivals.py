@@ -275,14 +275,18 @@ class Rivals(JournalSetting):
             assert await reader.pointer("none") is None
             await replicate(log, store, topic)
         assert len(await records_of(log, topic)) == written
+        await journal.snapshots.save("k", 1, "kept")
         for writing in (
             reader.append("k", [Event(3)]),
             reader.delete("k", to=1),
             reader.purge("k"),
             reader.mark("k", "x"),
+            reader.snapshots.save("k", 2, "state"),
+            reader.snapshots.delete("k"),
         ):
             with pytest.raises(ReadOnlyHandle, match="open it without read_only"):
                 await writing
+        assert [saved.seq_nr if (saved := await reader.snapshots.load("k")) else None] == [1]
 
     @pytest.mark.parametrize("ends", ["commit", "abort"])
     @pytest.mark.parametrize("is_reader", [True, False], ids=["read-only", "with a mark"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import OffsetOutOfRange, TimedOut
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicConfig, TopicPartition
-from headrace.testing.conformance.log_on_top import Reading, Readings
+from headrace.testing.conformance.log_on_top import ReadCall, Readings
 
 __all__ = ["ScriptLog"]
 
@@ -50,7 +50,7 @@ class ScriptLog(Readings):
         await asyncio.sleep(0)
         return Bounds(self.start, self.end, self.end)
 
-    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         """Yield what is there, in batches of random size, and wait for more."""
         at, start, end = reading.at, reading.start, reading.end
         position = start

@@ -159,6 +159,31 @@ def test_closing_waits_for_iterators_that_were_dropped() -> None:
         assert closing.closed.is_set()
 
 
+def test_closing_ends_the_background_tasks_that_are_left(capfd: pytest.CaptureFixture[str]) -> None:
+    """A task that runs on in the loop is cancelled and awaited; asyncio reported it as destroyed before."""
+    loop, ended = LoopThread(), []
+
+    async def run_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    async def start() -> None:
+        started.append(asyncio.create_task(run_on()))
+        await asyncio.sleep(0)
+
+    started: list[asyncio.Task[None]] = []
+    loop.run(start())
+    loop.close()
+    assert ended == [True]
+    assert started[0].cancelled()
+    started.clear()
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
 def test_an_iterator_may_outlive_the_connection(loop_thread: LoopThread) -> None:
     """It says that the connection is closed, and nothing is said when it is dropped."""
     loop = LoopThread()

@@ -3,43 +3,33 @@ import { Backoff, Retries, sleep } from "./backoff.js";
 import { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, parseFrame } from "./frames.js";
 import { jsonText, parseJson } from "./json.js";
+import { Silence } from "./silence.js";
 import { Collection, KeySubscription } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const PROTOCOL = "headrace.v1";
 const LOST = 1006;
-const SILENCE_MS = 20_000; // without a frame, before the gateway is asked for one
 // A question about no subscription: the gateway answers each, and a connection without an answer is lost.
 const ARE_YOU_THERE = JSON.stringify({ op: "unsubscribe", id: 0 });
 
 /** What one socket has: its frames in order, and the schemas that it was asked for. */
 class Session {
-  constructor(socket, onFrame) {
+  constructor(socket, onFrame, silence) {
     this.socket = socket;
     this.isOpen = false;
     this.asked = new Map(); // by the id of a schema: who waits for it
     this.turn = Promise.resolve();
     this.onFrame = onFrame;
-    this.timer = undefined;
+    this.silence = silence;
   }
 
-  /** Begins. After `silenceMs` without a frame the gateway is asked for one; without that, `onLost` is called. */
-  open(silenceMs, onLost) {
+  open() {
     this.isOpen = true;
-    this.silenceMs = silenceMs;
-    this.onLost = onLost;
     this.#listen();
   }
 
-  /** Browsers don't tell of a connection whose other end is gone without a word, and can't send pings. */
   #listen() {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => {
-      this.timer = setTimeout(this.onLost, this.silenceMs);
-      this.timer.unref?.(); // it keeps no program of Node running
-      if (this.socket.readyState === 1) this.socket.send(ARE_YOU_THERE);
-    }, this.silenceMs);
-    this.timer.unref?.();
+    this.silence.heard(() => this.socket.readyState === 1 && this.socket.send(ARE_YOU_THERE));
   }
 
   /** Takes a message of the socket. Frames are handled one after the other; schemas at once, as frames wait for them. */
@@ -63,7 +53,7 @@ class Session {
 
   close(code, reason) {
     this.isOpen = false;
-    clearTimeout(this.timer);
+    this.silence.end();
     this.socket.close(code, reason);
   }
 }
@@ -77,9 +67,10 @@ export class Connection {
   #session = null;
   #stopped = new AbortController();
   #running = null;
+  #giveUp = null; // the socket that is there, or is being opened
   #backoff;
 
-  /** `options`: url, token(), WebSocket, probe(), backoff, onStatus. */
+  /** `options`: url, token(), WebSocket, probe(), backoff, silenceMs, onStatus. */
   constructor(options) {
     this.#options = options;
     this.#backoff = new Backoff(options.backoff);
@@ -106,14 +97,14 @@ export class Connection {
 
   /** Ends the socket and everything on it. */
   close() {
-    this.#stopped.abort();
     this.#session?.close(1000, "");
+    this.#stopped.abort();
     this.#endAll(null);
   }
 
-  /** Closes the socket, as a lost network would; it is opened again. For tests and for programs that wake up. */
+  /** Gives the socket up, as a lost network would; another one is opened. For tests and for programs that wake up. */
   reconnect() {
-    this.#session?.socket.close();
+    this.#giveUp?.(); // its other end may be gone: nobody waits for an answer to the end
   }
 
   #newId() {
@@ -179,26 +170,29 @@ export class Connection {
       return { error }; // of an address that is none
     }
     socket.binaryType = "arraybuffer";
-    const session = new Session(socket, (from, frame) => this.#take(from, frame));
+    const silence = new Silence(this.#options.silenceMs, () => ended(LOST, "the gateway does not answer"));
+    const session = new Session(socket, (from, frame) => this.#take(from, frame), silence);
     let openedAt;
     let error;
-    let isOver = false;
+    const over = new AbortController();
     const ended = (code, reason) => {
-      if (isOver) return; // one that was given up is closed later, or never
-      isOver = true;
+      if (over.signal.aborted) return; // one that was given up is closed later, or never
+      over.abort();
       session.close();
       if (this.#session === session) this.#session = null;
       for (const each of this.#subscriptions.values()) each.disconnected?.();
       resolve({ openedAt, code, reason, error });
     };
     socket.onopen = () => {
+      if (over.signal.aborted) return;
       openedAt = performance.now();
-      session.open(this.#options.silenceMs ?? SILENCE_MS, () => ended(LOST, "the gateway does not answer"));
+      session.open();
       this.#session = session;
       this.#resume();
       this.#tell({ status: "open" });
     };
     socket.onmessage = ({ data }) => {
+      if (over.signal.aborted) return;
       try {
         session.receive(data);
       } catch (failure) {
@@ -208,6 +202,8 @@ export class Connection {
     };
     socket.onerror = () => {}; // onclose follows, and says as much as a browser tells
     socket.onclose = ({ code, reason }) => ended(code, reason);
+    this.#giveUp = () => ended(LOST, "given up");
+    this.#stopped.signal.addEventListener("abort", this.#giveUp, { once: true, signal: over.signal });
     return promise;
   }
 

@@ -3,6 +3,7 @@ import { Connection } from "./connection.js";
 import { Problem } from "./errors.js";
 import { Engine, Http, Journal, keyText, segment, State, taggedEvents } from "./http.js";
 import { KeySocket } from "./key_socket.js";
+import { SILENCE_MS } from "./silence.js";
 
 export { Backoff } from "./backoff.js";
 export { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
@@ -18,7 +19,8 @@ export class GatewayClient {
 
   /**
    * `url` is the gateway's. Options: `token`, a text or a function that returns one, or a promise of one; `backoff`
-   * {firstMs, limitMs}; `onStatus`, which hears when the socket is open or waits; `fetch` and `WebSocket` to replace
+   * {firstMs, limitMs}; `silenceMs`, after which a silent connection is asked for a sign of life; `onStatus`, which is
+   * called when the socket is open or waits; `fetch` and `WebSocket` to replace
    * those of the platform.
    */
   constructor(url, options = {}) {
@@ -79,14 +81,16 @@ export class GatewayClient {
   /** A socket on one key: values as framed Avro (or as JSON, with `json`), and messages to the key. */
   keySocket(keyspace, state, key, { json = false } = {}) {
     const path = [keyspace, "states", state, keyText(key)].map(segment).join("/");
-    const socket = new KeySocket({ ...this.#options, json, url: `${this.#socketUrl}/keyspaces/${path}` });
+    const onEnd = (ended) => this.#sockets.delete(ended);
+    const socket = new KeySocket({ ...this.#options, json, url: `${this.#socketUrl}/keyspaces/${path}`, onEnd });
     this.#sockets.add(socket);
     return socket;
   }
 
-  /** Closes the socket, as a lost network would, and opens it again: for programs that were asleep. */
+  /** Gives all sockets up, as a lost network would, and opens them again: for programs that were asleep. */
   reconnect() {
     this.#connection?.reconnect();
+    for (const each of this.#sockets) each.reconnect();
   }
 
   /** Ends all sockets and subscriptions. */
@@ -107,7 +111,8 @@ export class GatewayClient {
   /** Asks by a plain request why a socket could not be opened; resolves with the error if the client is refused. */
   async #probe() {
     try {
-      await this.keyspaces();
+      const signal = AbortSignal.timeout(this.#options.silenceMs ?? SILENCE_MS); // it may be gone without a word, too
+      await this.#http.json("GET", "/keyspaces", { signal });
       return null;
     } catch (error) {
       if (!(error instanceof Problem)) return null; // the gateway is away

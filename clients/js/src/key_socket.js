@@ -6,10 +6,13 @@ import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
 import { jsonText, parseJson } from "./json.js";
 import { AsyncQueue } from "./queue.js";
+import { Silence } from "./silence.js";
 import { textOf } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const JSON_PROTOCOL = "headrace.json";
+const LOST = 1006;
+const NO_SCHEMA = 0; // the id that no schema has: the gateway answers with it, and tells nothing else
 
 export class KeySocket {
   #options;
@@ -21,9 +24,10 @@ export class KeySocket {
   #asked = []; // requests for schemas, answered in their order
   #waiting = []; // messages that wait for a connection
   #stopped = new AbortController();
-  #last; // what the program got last: the present value of a new connection is told only if it is another one
+  #giveUp = null; // the connection that is there, or is being opened
+  #last; // what the program got last: the present value of a new connection is given only if it differs
 
-  /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, onStatus. */
+  /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, silenceMs, onStatus, onEnd. */
   constructor(options) {
     this.#options = options;
     this.#run();
@@ -60,8 +64,12 @@ export class KeySocket {
     return { schemaId, schema: codec.schema };
   }
 
+  /** Gives the connection up, as a lost network would; another one is opened. */
+  reconnect() {
+    this.#giveUp?.();
+  }
+
   close() {
-    this.#stopped.abort();
     this.#socket?.close(1000, "");
     this.#end(null);
   }
@@ -98,6 +106,7 @@ export class KeySocket {
     } catch (error) {
       return { hasToken: false, code: 1006, reason: `no token: ${error.message}` };
     }
+    if (this.#stopped.signal.aborted) return {};
     const protocols = [...(this.#options.json ? [JSON_PROTOCOL] : []), ...(token ? [`headrace.bearer.${token}`] : [])];
     let socket;
     try {
@@ -109,13 +118,29 @@ export class KeySocket {
     const { promise, resolve } = Promise.withResolvers();
     let openedAt;
     let error;
+    const over = new AbortController();
+    const ended = (code, reason) => {
+      if (over.signal.aborted) return; // one that was given up is closed later, or never
+      over.abort();
+      silence.end();
+      socket.close();
+      if (this.#socket === socket) this.#socket = null;
+      for (const { reject } of this.#asked.splice(0)) reject(new SocketClosed(code, reason));
+      resolve({ openedAt, code, reason, error });
+    };
+    const silence = new Silence(this.#options.silenceMs, () => ended(LOST, "the gateway does not answer"));
+    const listen = () => silence.heard(() => socket.readyState === 1 && this.#askForLife(socket));
     socket.onopen = () => {
+      if (over.signal.aborted) return;
       openedAt = performance.now();
       this.#socket = socket;
+      listen();
       this.#waiting.splice(0).forEach((each) => each.resolve(socket));
       this.#options.onStatus?.({ status: "open" });
     };
     socket.onmessage = ({ data }) => {
+      if (over.signal.aborted) return;
+      listen();
       try {
         this.#receive(socket, data);
       } catch (failure) {
@@ -124,12 +149,15 @@ export class KeySocket {
       }
     };
     socket.onerror = () => {};
-    socket.onclose = ({ code, reason }) => {
-      this.#socket = null;
-      for (const { reject } of this.#asked.splice(0)) reject(new SocketClosed(code, reason));
-      resolve({ openedAt, code, reason, error });
-    };
+    socket.onclose = ({ code, reason }) => ended(code, reason);
+    this.#giveUp = () => ended(LOST, "given up");
+    this.#stopped.signal.addEventListener("abort", this.#giveUp, { once: true, signal: over.signal });
     return promise;
+  }
+
+  /** The answer comes in the order of all questions; that it comes is all there is to it. */
+  #askForLife(socket) {
+    this.#ask(socket, askSchema(NO_SCHEMA)).catch(() => {});
   }
 
   #receive(socket, data) {
@@ -195,5 +223,6 @@ export class KeySocket {
     this.#stopped.abort();
     this.#queue.end(error);
     for (const { reject } of this.#waiting.splice(0)) reject(error ?? new ClientClosed());
+    this.#options.onEnd(this);
   }
 }

@@ -22,6 +22,16 @@ class CallerRates:
         self._now_s = now_s
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def take_if_free(self, caller: str) -> bool:
+        """Count a request; return False, and count nothing, if the caller has used up what it may send."""
+        if self._per_s is None:
+            return True
+        try:
+            CallerRates.take(self, caller)
+        except RateExceeded:
+            return False
+        return True
+
     def take(self, caller: str) -> None:
         """Count a request. Raises RateExceeded if the caller has used up what it may send."""
         if self._per_s is None:

@@ -11,11 +11,11 @@ from headrace.app.nodes import MissingPartitions, NodePart, RunningNode, running
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.engine import Engine, EngineClient
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NoStore
 from headrace.journal import HeadCache, Journal
 from headrace.keyspace import App, Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
-from headrace.observe import Health
+from headrace.observe import Health, get_logger
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # they need the extra `gateway`
 __all__ = ["Headrace", "connect"]
 
 S = TypeVar("S")
+_logger = get_logger(__name__)
 
 
 class Headrace:
@@ -45,10 +46,9 @@ class Headrace:
 
     @property
     def store(self) -> Store:
-        """The eventual store. Raises BadArgument if none was named."""
+        """The eventual store. Raises NoStore if none was named."""
         if self._store is None:
-            rule = "journals on Kafka need a store; connect(…, store='cassandra://host/keyspace')"
-            raise BadArgument("store", None, rule)
+            raise NoStore
         return self._store
 
     def journal(
@@ -81,7 +81,7 @@ class Headrace:
 
     @property
     def tags(self) -> TagQueries:
-        """Queries by tag. Raises BadArgument if no store was named."""
+        """Queries by tag. Raises NoStore if no store was named."""
         if self._tags is None:
             self._tags = TagQueries(self.log, self.store, self.settings.tags)
         return self._tags
@@ -130,8 +130,8 @@ class Headrace:
         """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
 
         `parts` are the keyspaces and engines that it serves, which needs a node (`hr.node`), and the routes of an App.
-        `routes` are further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises
-        BadArgument if no store was named, MissingExtra without the extra `gateway`.
+        `routes` are further routes in the gateway's own manner, `beside` is an ASGI application of your own. Without
+        a store the routes of journals and tags are answered with 501. Raises MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
         from headrace.app.consoles import ConsoleConnection
@@ -140,8 +140,10 @@ class Headrace:
 
         app = App(*(part for part in parts if not isinstance(part, Engine)))
         engines = [part for part in parts if isinstance(part, Engine)]
+        if self._store is None:
+            _logger.warning("journals and events by tag are not served", reason=str(NoStore()))
         return GatewayApp(
-            ConnectionParts(self.log, self.registry, self.tags, self.journal, node=self._node_health),
+            ConnectionParts(self.log, self.registry, lambda: self.tags, self.journal, node=self._node_health),
             self.settings.gateway,
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],

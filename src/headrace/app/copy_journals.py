@@ -213,10 +213,15 @@ class _TopicCopy:
         self.report.events_copied += len(events)
 
     async def _copy_snapshots(self, id_: str, pointer: int) -> None:
-        """Copy the snapshots that the target lacks, the oldest first, because only the newest are kept."""
+        """Copy the snapshots that the target lacks, the oldest first, because only the newest are kept.
+
+        One that was saved again in the source, with another state or time, is saved again in the target.
+        """
         for snapshot in reversed(await _snapshots(self._source, id_)):
-            there = await self._target.snapshots.load(id_, max_seq_nr=snapshot.seq_nr)
-            if snapshot.seq_nr > pointer or (there is not None and there.seq_nr == snapshot.seq_nr):
+            if (
+                snapshot.seq_nr > pointer
+                or await self._target.snapshots.load(id_, max_seq_nr=snapshot.seq_nr) == snapshot
+            ):
                 continue
             await self._target.snapshots.save(
                 id_, snapshot.seq_nr, snapshot.payload, timestamp_ms=snapshot.timestamp_ms

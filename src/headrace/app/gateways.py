@@ -32,7 +32,7 @@ class ConnectionParts:
         self,
         log: Log,
         registry: Registry,
-        tags: ServedTags,
+        find_tags: Callable[[], ServedTags],
         open_journal: Callable[[str], Journal],
         *,
         node: HealthSource = lambda: None,
@@ -41,14 +41,19 @@ class ConnectionParts:
         self._open_journal = open_journal
         self._journals: OrderedDict[str, Journal] = OrderedDict()
         self.registry = registry
-        self.tags = tags
+        self._find_tags = find_tags
         self.health = Health("gateway")
         self.health.check("log", self._ask_log)
         self.health.check("registry", self._ask_registry)
         self.health.include(node)
 
+    @property
+    def tags(self) -> ServedTags:
+        """Queries by tag. Raises NoStore."""
+        return self._find_tags()
+
     def journal(self, topic: str) -> ServedJournal:
-        """Return the journals of a topic. Raises BadArgument."""
+        """Return the journals of a topic. Raises BadArgument, NoStore."""
         found = self._journals.pop(topic, None) or self._open_journal(topic)
         self._journals[topic] = found
         while len(self._journals) > _JOURNALS_AT_MOST:

@@ -32,7 +32,7 @@ class HostWithHealth(Protocol):
 
     @property
     def health(self) -> Health:
-        """The state of what the partition does by itself."""
+        """The state of the partition's background work."""
         ...
 
 
@@ -110,7 +110,7 @@ class RunningNode:
     def find_missing(self, keyspaces: Sequence[str], engines: Sequence[str]) -> dict[str, list[int] | None]:
         """Return, by name, the partitions that nobody owns; None for all of those that no node serves.
 
-        A keyspace that was paused, or that is being resized, is not missing: its callers wait by themselves.
+        A keyspace that was paused, or that is being resized, is not missing: its callers wait for it.
         """
         groups = {name: self._keyspaces.group_name(name) for name in keyspaces if self._keyspaces.is_to_be_served(name)}
         groups |= {name: name for name in engines}

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, plain_console
 from headrace.cli.spark_sessions import Prefix, Topics, selection_of, spark_for
 from headrace.pipeline import AuditReport, Endpoints, audit
 
@@ -50,7 +49,7 @@ def _print_report(report: AuditReport, *, repair: bool) -> None:
             place = (f"{each.topic}[{each.partition}]", each.id, each.tag or "", each.kind.value)
             numbers = ("" if number is None else str(number) for number in (each.seq_nr, each.offset))
             table.add_row(*place, *numbers, each.detail, *(["yes" if each.repaired else "no"] if repair else []))
-        Console().print(table)
+        plain_console().print(table)
     records, journals, rows = (f"{report.total(name):,}" for name in ("records", "journals", "rows"))
     typer.echo(f"compared {records} records, {journals} journals and {rows} rows: {_outcome(report, repair=repair)}")
     if busy := report.total("busy"):

@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import AsJson, answer, command_settings, print_json
+from headrace.cli.options import AsJson, answer, command_settings, plain_console, print_json
 from headrace.cluster import ClusterView, Coordinator, MemberFacts, open_coordinator
 from headrace.errors import TimedOut
 
@@ -184,7 +183,7 @@ def _print(view: ClusterView) -> None:
     if not view.members:
         typer.echo("no members; start a node, or check --coordinator and cluster.name")
         return
-    console = Console()
+    console = plain_console()
     members = Table("member", "address", "weight", "owns", "holds", "", box=None)
     for name, facts in view.members.items():
         shown = _member_json(view, facts)

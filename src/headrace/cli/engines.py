@@ -126,7 +126,7 @@ def replay(
     """Try an engine's code on all stored journals. The exit code is 1 if states, events or decisions differ.
 
     Nothing is written. Decisions are tried where the engine keeps commands. Events that are upcast are listed, and are
-    no difference by themselves.
+    no differences.
 
     Example: headrace engine replay examples.bank.accounts:bank
     """
@@ -171,7 +171,9 @@ def pause(where: Where, address: Address = None, as_json: AsJson = False) -> Non
 
     Example: headrace engine pause examples.bank.accounts:bank
     """
-    _change(where, "paused", "is paused; its callers wait until: headrace engine resume", address, as_json=as_json)
+    _change(
+        where, "paused", f"is paused; its callers wait until: headrace engine resume {where}", address, as_json=as_json
+    )
 
 
 @app.command("resume")

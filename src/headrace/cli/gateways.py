@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, with_headrace
 from headrace.config import GatewaySettings
 from headrace.engine import Engine
+from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
-from headrace.runtime import rare_collections, shutdown_on_signals
+from headrace.runtime import load_named, raise_open_files, rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import GatewayApp
@@ -49,7 +49,11 @@ def run(
 
     Example: headrace gateway run --listen 127.0.0.1:8080 --app shop.market:app
     """
-    found = load("app", served, _APP_RULE) if served is not None else None
+    found = load_named("app", served, _APP_RULE) if served is not None else None
+    if served is not None and not (callable(found) or isinstance(found, App | Engine)):
+        raise BadArgument("app", served, f"{_APP_RULE}; this is of type {type(found).__name__}")
+
+    raise_open_files()
 
     async def use(hr: Headrace) -> None:
         if listen is not None:

@@ -8,10 +8,10 @@ import sys
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
@@ -22,11 +22,12 @@ from headrace.cli.options import (
     answer,
     confirm,
     creating_headrace,
+    plain_console,
     print_json,
     with_headrace,
 )
 from headrace.cli.replication_lag import tell_unreplicated
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NotGiven
 from headrace.journal import UNCHECKED, Expected, Moment, read_terms
 from headrace.model import MAX_SEQ_NR, Event, StoredEvent, WrittenPosition
 
@@ -104,15 +105,15 @@ def read(
     Example: headrace journal read accounts acc-1 --from 10 --json
     """
 
-    async def run(hr: Headrace) -> int:
+    async def run(hr: Headrace) -> None:
         count = 0
         async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr, to_seq_nr=to_seq_nr):
             _print_event(event, as_json)
             count += 1
-        return count
+        if count == 0 and not await _is_missing(hr, topic) and not as_json:
+            typer.echo(f"{id_} has no events from {from_seq_nr} on", err=True)
 
-    if with_headrace(address, store, run) == 0 and not as_json:
-        typer.echo(f"{id_} has no events from {from_seq_nr} on", err=True)
+    with_headrace(address, store, run)
 
 
 @app.command("pointer")
@@ -123,7 +124,14 @@ def pointer(
 
     Example: headrace journal pointer accounts acc-1
     """
-    found = with_headrace(address, store, lambda hr: hr.journal(topic, read_only=True).pointer(id_))
+
+    async def run(hr: Headrace) -> int | None:
+        found = await hr.journal(topic, read_only=True).pointer(id_)
+        if found is None:
+            await _is_missing(hr, topic)
+        return found
+
+    found = with_headrace(address, store, run)
     if as_json:
         print_json({"id": id_, "pointer": found})
     else:
@@ -145,7 +153,8 @@ def delete(
     Example: headrace journal delete accounts acc-1 --to 10
     """
     if (to is None) != everything:
-        raise BadArgument("--to", to, "give the last seq_nr to delete, or --all; one of the two")
+        rule = "give the last seq_nr to delete, or --all; one of the two"
+        raise NotGiven("--to", rule) if to is None else BadArgument("--to", to, rule)
     last = MAX_SEQ_NR if to is None else to
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
     text = f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
@@ -166,7 +175,12 @@ def purge(
     Example: headrace journal purge accounts acc-1 --yes
     """
     confirm(f"remove journal {id_} of {topic} for good?", is_sure=yes)
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
+
+    async def work(hr: Headrace) -> WrittenPosition:
+        await hr.log.admin.describe(topic)  # a purge would create a topic whose name is misspelt
+        return await hr.journal(topic, origin="headrace-cli").purge(id_)
+
+    done = with_headrace(address, store, work)
     answer(f"purged, at offset {done.offset}", as_json=as_json, purged=True, offset=done.offset)
 
 
@@ -180,9 +194,20 @@ def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_js
     async def run(hr: Headrace) -> None:
         async for found in hr.journal(topic, read_only=True).ids():
             answer(found, as_json=as_json, id=found)
-        await tell_unreplicated(hr, [topic])
+        if not await _is_missing(hr, topic):
+            await tell_unreplicated(hr, [topic])
 
     with_headrace(address, store, run)
+
+
+async def _is_missing(hr: Headrace, topic: str) -> bool:
+    """Return True if there is no such topic, and say so on stderr: its name may be misspelt."""
+    known = await hr.log.admin.topics()
+    if topic in known:
+        return False
+    near = get_close_matches(topic, known, n=1)
+    typer.echo(f"there is no topic {topic}" + (f"; did you mean {near[0]}?" if near else ""), err=True)
+    return True
 
 
 @app.command("history")
@@ -212,7 +237,7 @@ def history(
     for m in moments:
         effect = f"{m.effect}: {m.reason}" if m.reason else m.effect
         table.add_row("" if m.offset is None else str(m.offset), _time(m.timestamp_ms), m.what, effect)
-    Console().print(table if moments else f"nothing is known of {id_} in {topic}")
+    plain_console().print(table if moments else f"nothing is known of {id_} in {topic}")
 
 
 @app.command("stats")
@@ -231,7 +256,7 @@ def stats(topic: Topic, address: Address = None, store: StoreAddress = None, as_
         replicated = "nothing yet" if partition.replicated is None else str(partition.replicated)
         row = (partition.partition, partition.start, partition.end, replicated, partition.lag)
         table.add_row(*(str(value) for value in row))
-    Console().print(table)
+    plain_console().print(table)
 
 
 def payloads_of(texts: Sequence[str], *, is_text: bool) -> list[Any]:

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, answer, confirm, with_headrace
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace, KeyspaceLayouts, change_phase, resize_keyspace
+from headrace.runtime import load_named
 
 __all__ = ["app"]
 
@@ -93,9 +93,11 @@ def resize(
     Example: headrace keyspace resize shop.market:Offers --partitions 16
     """
     rule = "name a Keyspace as module:name, such as shop.market:Offers"
-    kind = load("keyspace", where, rule)
+    kind = load_named("keyspace", where, rule)
     if isinstance(kind, App) or not (isinstance(kind, type) and issubclass(kind, Keyspace)):
         raise BadArgument("keyspace", where, f"{rule}; this is of type {type(kind).__name__}")
+    if partitions < 1:
+        raise BadArgument("--partitions", partitions, "a keyspace has at least 1")
     confirm(f"Nobody serves {kind.spec.name} while it is copied. Resize it to {partitions} partitions?", is_sure=yes)
 
     async def use(hr: Headrace) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from headrace.access import host_and_port
 from headrace.app import Headrace, RunningNode
-from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating_headrace
 from headrace.config import HeadraceSettings
 from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
 from headrace.observe import Health, HealthState, get_logger
-from headrace.runtime import rare_collections, shutdown_on_signals
+from headrace.runtime import load_named, raise_open_files, rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import RunningGateway
@@ -72,6 +72,12 @@ def run(
     names = [name for part in parts for name in _names_of(part)]
     if grpc is not None and not any(isinstance(part, Engine) for part in parts):
         raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
+
+    if http is not None:
+        host_and_port(http, "--http")
+    if grpc is not None:
+        host_and_port(grpc, "--grpc")
+    raise_open_files()
 
     async def use(hr: Headrace) -> None:
         hr.settings = _with_options(hr.settings, node_id=node_id, listen=listen, grpc=grpc)
@@ -160,7 +166,7 @@ async def watch_health(look: Callable[[], Health], *, every_s: float = 1.0) -> N
 def load_part(where: str) -> App | type[Keyspace] | Engine[Any]:
     """Return what a node serves, by `module:name`. Raises BadArgument."""
     rule = "name an App, a Keyspace or an Engine as module:name, such as shop.market:app"
-    found = load("app", where, rule)
+    found = load_named("app", where, rule)
     if isinstance(found, App | Engine) or (isinstance(found, type) and issubclass(found, Keyspace)):
         return found
     raise BadArgument("app", where, f"{rule}; this is of type {type(found).__name__}")

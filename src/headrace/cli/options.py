@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
+from rich.console import Console
 
 from headrace.app import Headrace, connect
 from headrace.config import DEFAULTS, HeadraceSettings, Section
-from headrace.errors import BadArgument
+from headrace.errors import NotGiven
 
 __all__ = [
     "Address",
@@ -23,6 +24,7 @@ __all__ = [
     "confirm",
     "creating_headrace",
     "creating_settings",
+    "plain_console",
     "print_json",
     "with_headrace",
 ]
@@ -88,7 +90,7 @@ def print_json(value: object) -> None:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask before something is lost, unless --yes was given. Raises BadArgument if there is no terminal to ask at."""
+    """Ask before something is lost, unless --yes was given. Raises NotGiven if there is no terminal to ask at."""
     if is_sure:
         return
     try:
@@ -96,7 +98,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
     except typer.Abort as error:
         if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
             raise
-        raise BadArgument("--yes", is_sure, "there is no terminal to ask at; give --yes to go on") from error
+        raise NotGiven("--yes", "there is no terminal to ask at; give --yes to go on") from error
     if not is_wanted:
         raise typer.Abort
 
@@ -128,3 +130,8 @@ def _run(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(run())
+
+
+def plain_console() -> Console:
+    """Return a console for data: what stands in square brackets or between colons is text, and not markup."""
+    return Console(markup=False, emoji=False)

@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import Address, AsJson, confirm, print_json
+from headrace.cli.options import Address, AsJson, confirm, plain_console, print_json
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, MissingExtra
+from headrace.errors import BadArgument, MissingExtra, NotGiven
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -98,7 +97,7 @@ def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     table = Table("topic", "bucket", "pending", "oldest", "dead", "held by", "retries", "error", box=None)
     for lane in found:
         table.add_row(*_status_row(lane))
-    Console().print(table if found else "nothing was ever published")
+    plain_console().print(table if found else "nothing was ever published")
 
 
 @app.command("sent")
@@ -128,7 +127,7 @@ def list_sent(
         size = "tombstone" if message.message is None else str(len(message.message))
         at = datetime.fromtimestamp(message.sent_at / 1000, UTC).isoformat(timespec="milliseconds")
         table.add_row(str(message.id), message.topic, _text(message.key), size, message.event_id, at)
-    Console().print(table if found else "no sent message is kept; see outbox.keep_sent_topics")
+    plain_console().print(table if found else "no sent message is kept; see outbox.keep_sent_topics")
 
 
 @dead.command("list")
@@ -154,7 +153,7 @@ def list_dead(
     for message in found:
         size = "tombstone" if message.message is None else str(len(message.message))
         table.add_row(str(message.id), message.topic, _text(message.key), size, message.error)
-    Console().print(table if found else "no message is dead")
+    plain_console().print(table if found else "no message is dead")
 
 
 @dead.command("replay")
@@ -213,13 +212,13 @@ def _change_dead(
 
 def _check_choice(ids: list[int] | None, topic: str | None, everything: bool) -> None:
     if not ids and topic is None and not everything:
-        raise BadArgument("messages", ids, "say which: some ids, --topic, or --all")
+        raise NotGiven("ID", "name some ids, --topic, or --all")
 
 
 def _url(database: str | None) -> str:
     found = HeadraceSettings.load().outbox.database
     if database is None and found is None:
-        raise BadArgument("database", None, "say which: --database, or outbox.database in the settings")
+        raise NotGiven("--database", "name the database, here or as outbox.database in the settings")
     return database or (found.get_secret_value() if found is not None else "")
 
 

@@ -9,12 +9,19 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.loader import load
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
+from headrace.cli.options import (
+    Address,
+    AsJson,
+    StoreAddress,
+    answer,
+    confirm,
+    creating_headrace,
+    plain_console,
+    with_headrace,
+)
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
@@ -28,7 +35,7 @@ from headrace.projection import (
     replay_letters,
     skip_event,
 )
-from headrace.runtime import SYSTEM_CLOCK, shutdown_on_signals
+from headrace.runtime import SYSTEM_CLOCK, load_named, shutdown_on_signals
 from headrace.tags import TaggedEvent, TagOffset, after_of
 
 __all__ = ["app", "load_projection"]
@@ -114,7 +121,7 @@ def rebuild_projection(
         confirm(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> None:
-        projection, after = handle.projection, after_of_text(start)
+        projection, after = handle.projection, after_of_text(start, name="--from")
         done = await rebuild(projection, hr.tags, handle.target, start=after, dry_run=dry_run, progress=progress_on())
         word = "would be handled" if dry_run else "handled"
         rest = f", and {done.by_workers} by running workers" if done.by_workers else ""
@@ -213,7 +220,7 @@ def show_offsets(where: Where, address: Address = None, store: StoreAddress = No
     for slot, place in sorted(offsets.items()):
         shown = ("nothing yet", "") if place is None else (str(place), _time(place.log_time_ms))
         table.add_row(str(slot), *shown)
-    Console().print(table)
+    plain_console().print(table)
 
 
 @offset_app.command("set")
@@ -232,7 +239,7 @@ def set_offsets(
 
     Example: headrace projection offset set shop.projections:orders 2026-01-31T12:00Z
     """
-    _put(where, after_of(after_of_text(place)), slot, address, store, is_sure=yes, as_json=as_json)
+    _put(where, after_of(after_of_text(place, name="OFFSET")), slot, address, store, is_sure=yes, as_json=as_json)
 
 
 @offset_app.command("clear")
@@ -349,7 +356,7 @@ def purge(
 def load_projection(where: str) -> Projection:
     """Return the projection that `module:name` names; modules of the current folder are found too."""
     rule = "it must name a Projection, as in shop.projections:orders"
-    projection = load("projection", where, rule)
+    projection = load_named("projection", where, rule)
     if not isinstance(projection, Projection):
         raise BadArgument("projection", where, rule)
     return projection

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, plain_console, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import Held, held_journals, pass_verdict
 from headrace.pipeline import Selection, topics_of
@@ -56,7 +55,7 @@ def show(
         since = datetime.fromtimestamp(held.since_ms / 1000, UTC).isoformat(timespec="seconds")
         where = (held.topic, held.id, str(held.partition), str(held.offset))
         table.add_row(*where, since, str(held.records), held.reason)
-    Console().print(table)
+    plain_console().print(table)
 
 
 @app.command("release")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import Address, AsJson, answer, command_settings, creating_settings, print_json
+from headrace.cli.options import Address, AsJson, answer, command_settings, creating_settings, plain_console, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, NothingThere, UnknownSubject
 from headrace.log import open_log
@@ -57,7 +56,7 @@ def list_subjects(registry: RegistryAddress = None, address: Address = None, as_
     table = Table("subject", "version", "id", "type", "level", box=None)
     for version, level in found:
         table.add_row(version.subject, str(version.version), str(version.schema_id), version.schema.name, level)
-    Console().print(table if found else "no schemas yet")
+    plain_console().print(table if found else "no schemas yet")
 
 
 @app.command("show")

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import AsJson, answer, print_json
-from headrace.errors import BadArgument
+from headrace.cli.options import AsJson, answer, plain_console, print_json
+from headrace.errors import BadArgument, NoServer
 from headrace.services import (
     NAMES,
     VARIABLES,
@@ -132,9 +132,10 @@ def env(
     wanted = _checked(names)
     up = [service for service in Detached(data).known() if service.name in wanted and service.is_ready]
     missing = [name for name in names or () if name not in {service.name for service in up}]
-    if missing or not up:
-        shown = missing or list(wanted)
-        raise BadArgument("service", ", ".join(shown), f"it is not up; run: headrace services up {' '.join(shown)}")
+    if missing:
+        raise BadArgument("service", ", ".join(missing), f"it is not up; run: headrace services up {' '.join(missing)}")
+    if not up:
+        raise NoServer("is up here", "kafka")
     variables = environment_of(up, keyspace=keyspace)
     if as_json:
         print_json(variables)
@@ -251,7 +252,9 @@ def _nodes_named(name: str, data: Path | None) -> list[ServerNode]:
     if nodes:
         return nodes
     names = [node.name for service in known for node in service.nodes]
-    raise BadArgument("name", name, f"these were started from here: {', '.join(names) or 'none'}")
+    if not names:
+        raise NoServer("was started from here", name)
+    raise BadArgument("name", name, f"these were started from here: {', '.join(names)}")
 
 
 def _row(service: RunningService, node: ServerNode) -> dict[str, Any]:
@@ -274,4 +277,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         up_for = f"{row['uptime_s']} s" if row["uptime_s"] is not None else ""
         table.add_row(row["name"], row["state"], row["address"], str(row["pid"] or ""), up_for, row["data"])
-    Console(highlight=False).print(table)
+    plain_console().print(table)

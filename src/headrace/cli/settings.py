@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.options import AsJson, answer, print_json
+from headrace.cli.options import AsJson, answer, plain_console, print_json
 from headrace.config import HeadraceSettings
 
 __all__ = ["app"]
@@ -36,7 +35,7 @@ def show(files: Files = None, as_json: AsJson = False) -> None:
     table = Table("setting", "value", "from", box=None)
     for value in values:
         table.add_row(value.key, str(value.value), value.source)
-    Console().print(table)
+    plain_console().print(table)
 
 
 @app.command("check")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, plain_console
 from headrace.cli.quiet_jvm import quiet_spark_for
 from headrace.cli.schemas import RegistryAddress
 from headrace.cli.sql_plots import plot_columns, plot_of
@@ -145,6 +146,8 @@ def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool, pl
         _write(frame, out)
         typer.echo(f"wrote {out}")
     elif as_json:
+        if doubled := [name for name, count in Counter(frame.columns).items() if count > 1]:
+            raise BadArgument("--json", doubled[0], "several columns have this name; give them others with AS")
         for row in frame.limit(limit).toLocalIterator():
             typer.echo(json.dumps(_plain(row.asDict(recursive=True)), ensure_ascii=False))
     else:
@@ -162,7 +165,7 @@ def _print(frame: DataFrame, limit: int, *, plot: bool | None) -> None:
     table = Table(*frame.columns, box=None)
     for row in rows[:limit]:
         table.add_row(*(_shown(value) for value in row))
-    console = Console()
+    console = plain_console()
     console.print(table if rows else "no rows")
     if columns is not None and (plot or console.is_terminal) and (drawn := plot_of(columns, rows[:limit])) is not None:
         console.print(Text(drawn))
@@ -188,7 +191,7 @@ def _write(frame: DataFrame, out: Path) -> None:
 
 
 def _csv_column(name: str, kind: str) -> str:
-    quoted = f"`{name}`"
+    quoted = f"`{name.replace('`', '``')}`"
     if kind == "binary":
         return f"base64({quoted}) AS {quoted}"
     if kind.startswith(("array", "map", "struct")):
@@ -208,6 +211,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
     """Return a value as JSON can carry it; bytes as base64."""
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
     if isinstance(value, dict):

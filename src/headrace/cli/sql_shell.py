@@ -47,7 +47,12 @@ def statements(text: str) -> tuple[list[str], str]:
             rest = []
         else:
             rest.append(piece)
-    return [each for each in done if each], "".join(rest)
+    return [each for each in done if has_words(each)], "".join(rest)
+
+
+def has_words(text: str) -> bool:
+    """Return True unless the text is empty but for comments."""
+    return any(not piece.isspace() and not piece.startswith(("--", "/*")) for piece in _PIECE.findall(text))
 
 
 class SqlShell:
@@ -67,7 +72,7 @@ class SqlShell:
     @property
     def is_within_statement(self) -> bool:
         """True if the lines so far begin a statement that no semicolon has ended."""
-        return bool(self._rest.strip())
+        return has_words(self._rest)
 
     def drop(self) -> None:
         """Forget the statement that was begun."""
@@ -81,6 +86,7 @@ class SqlShell:
         for line in lines:
             command = line.strip().rstrip(";").lower()
             if not self.is_within_statement and command in _COMMANDS:
+                self.drop()  # comments
                 if command in ("quit", "exit"):
                     return
                 self._command(command)
@@ -89,7 +95,7 @@ class SqlShell:
             for statement in done:
                 self._one(statement, is_interactive=is_interactive)
         last, self._rest = self._rest.strip(), ""
-        if last and not is_interactive:
+        if has_words(last) and not is_interactive:
             self._one(last, is_interactive=False)
 
     def _command(self, command: str) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
 from headrace.errors import BadArgument
+from headrace.runtime import load_named
 from headrace.tags import Chooser
 
 __all__ = ["backfill", "load_chooser"]
@@ -54,7 +54,7 @@ def backfill(
 
 def load_chooser(where: str) -> Chooser:
     """Return the function; workers get it by value, because they may not find its module."""
-    choose = load("function", where, _RULE)
+    choose = load_named("function", where, _RULE)
     if not callable(choose):
         raise BadArgument("function", where, _RULE)
     from pyspark.cloudpickle import register_pickle_by_value

@@ -14,7 +14,7 @@ from headrace.app import Headrace
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
 from headrace.cli.replication_lag import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NotGiven
 from headrace.observe import progress_on
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.tags import ALL_TAGS, After, TaggedEvent, TagRepair, TagTrim
@@ -89,6 +89,8 @@ def follow(
                 count += 1
                 if count == limit:
                     return
+        if count == 0:  # also the sign of a misspelt tag
+            typer.echo(f"no events under {', '.join(tags)}" + (f" after {after}" if after else ""), err=True)
 
     with_headrace(address, store, run)
 
@@ -181,8 +183,8 @@ async def _trim(hr: Headrace, tags: list[str], moment: datetime | None) -> dict[
         kept = {tag: age for tag in tags if (age := settings.retention_s.get(tag, settings.retention_s.get(ALL_TAGS)))}
         chosen = kept if tags else settings.retention_s
         if not chosen:
-            rule = "no retention is set for what should be trimmed; set tags.retention_s, or say --before TIME"
-            raise BadArgument("--before", None, rule)
+            rule = "no retention is set for what should be trimmed; set tags.retention_s, or give --before TIME"
+            raise NotGiven("--before", rule)
         trimmer = TagTrim(hr.log, hr.store, settings.model_copy(update={"retention_s": chosen}))
         return await trimmer.by_age(SYSTEM_CLOCK.now_ms(), progress_on())
     trimmer = TagTrim(hr.log, hr.store, settings)
@@ -211,11 +213,11 @@ def switch_off(
     answer(text, as_json=as_json, changed=is_changed)
 
 
-def after_of_text(text: str | None) -> After:
-    """Return where to start: an offset, or a time (UTC where it names no zone)."""
+def after_of_text(text: str | None, *, name: str = "--after") -> After:
+    """Return where to start: an offset, or a time (UTC where it names no zone). Raises BadArgument with the name."""
     if text is None or text.count(":") in (4, 5):
         return text
-    return _time_of(text, name="--after", rule="it is neither an offset nor a time, as 2026-01-31T12:00Z")
+    return _time_of(text, name=name, rule="it is neither an offset nor a time, as 2026-01-31T12:00Z")
 
 
 def _time_of(text: str, *, name: str = "--before", rule: str = "it is no time, as 2026-01-31T12:00Z") -> datetime:

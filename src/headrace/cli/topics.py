@@ -7,12 +7,20 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli import records
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
+from headrace.cli.options import (
+    Address,
+    AsJson,
+    StoreAddress,
+    answer,
+    confirm,
+    creating_headrace,
+    plain_console,
+    with_headrace,
+)
 from headrace.errors import BadArgument
 from headrace.journal import (
     RETENTION_MS,
@@ -164,7 +172,7 @@ def describe(topic: TopicName, address: Address = None, as_json: AsJson = False)
     table = Table("partition", "start", "end", box=None)
     for partition, (start, end) in enumerate(bounds):
         table.add_row(str(partition), str(start), str(end))
-    Console().print(table)
+    plain_console().print(table)
 
 
 @app.command("delete")

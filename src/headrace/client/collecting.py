@@ -89,7 +89,7 @@ class CollectionSubscription(ClientSubscription[CollectedChange]):
         return {"after": {str(partition): place for partition, place in self._places.items()}}
 
     def end(self, error: Exception | None) -> None:
-        """End it; who waits for the first snapshot hears of it."""
+        """End it; callers that wait for the first snapshot get the error."""
         super().end(error)
         self._first.set()
 
@@ -145,7 +145,7 @@ class CollectionSubscription(ClientSubscription[CollectedChange]):
         return None if self._apply_delta is None else self._apply_delta(before, given["delta"])
 
     def _complete(self, partition: int, place: str) -> None:
-        """Show what a snapshot holds: only what differs is told."""
+        """Show what a snapshot holds: only the differences are reported."""
         staged = self._staged.pop(partition)
         self._places[partition] = place
         # Keys of this partition that the snapshot lacks are gone, or lie in another partition since a resize.

@@ -30,6 +30,9 @@ __all__ = ["ClientConnection", "ConnectionOptions", "Retries", "SocketEnd", "end
 
 _PROTOCOL = "headrace.v1"
 _LOST = 1006
+# A connection can end without a word: it is asked for a sign of life this often, and has as long to give one.
+_SILENCE_S = 20.0
+_CLOSE_S = 1.0  # for the other end's answer to the end: there may be nobody left to answer
 # How often a token function may give tokens that are refused, before that is an error.
 _MOST_REFUSED_TOKENS = 3
 _logger = get_logger(__name__)
@@ -129,7 +132,14 @@ async def open_socket(options: ConnectionOptions, protocols: Sequence[str]) -> A
     given = [*protocols, *([f"headrace.bearer.{token}"] if token else [])]
     named = [websockets.Subprotocol(each) for each in given]
     # Frames of a snapshot may be large; the gateway bounds them.
-    async with websockets.connect(options.url, subprotocols=named or None, max_size=None) as socket:
+    async with websockets.connect(
+        options.url,
+        subprotocols=named or None,
+        max_size=None,
+        ping_interval=_SILENCE_S,
+        ping_timeout=_SILENCE_S,
+        close_timeout=_CLOSE_S,
+    ) as socket:
         yield socket
 
 

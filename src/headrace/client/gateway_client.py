@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 class GatewayClient:
     """A client of the gateway at `url`. Use it as `async with GatewayClient(url) as client`.
 
-    `token` is a text, or a function that returns a fresh one whenever one is needed. `on_status` hears "open" and
+    `token` is a text, or a function that returns a fresh one whenever one is needed. `on_status` gets "open" and
     "waiting", with the close code, when the socket changes.
     """
 
@@ -69,7 +69,7 @@ class GatewayClient:
             on_status=on_status,
         )
         self._connection = ClientConnection(self._options)
-        self._sockets: list[KeySocket] = []
+        self._sockets: set[KeySocket] = set()
 
     async def __aenter__(self) -> GatewayClient:
         return self
@@ -82,7 +82,7 @@ class GatewayClient:
     async def close(self) -> None:
         """End the socket, all subscriptions, and connections."""
         await self._connection.close()
-        for socket in self._sockets:
+        for socket in tuple(self._sockets):
             await socket.close()
         await self._http.aclose()
 
@@ -133,8 +133,8 @@ class GatewayClient:
         """Open a socket on one key: values as framed Avro, or as JSON, and messages to the key."""
         path = "/".join(path_segment(each) for each in (keyspace, "states", state, key_text(key)))
         url = self._options.url.removesuffix("/socket") + f"/keyspaces/{path}"
-        socket = KeySocket(self._options._replace(url=url), is_json=is_json)
-        self._sockets.append(socket)
+        socket = KeySocket(self._options._replace(url=url), is_json=is_json, on_end=self._sockets.discard)
+        self._sockets.add(socket)
         return socket
 
     async def _token(self) -> str | None:

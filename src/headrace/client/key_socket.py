@@ -1,6 +1,6 @@
 """A socket on one key: the present value, then each change, as framed Avro or as JSON; and messages to the key.
 
-Its frames have no offsets, so a new connection begins with the present value, which is told only if it is another one.
+Its frames have no offsets, so a new connection begins with the present value, which is given only if it differs.
 `GatewayState.subscribe` resumes without a gap.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from headrace.client.connection import ConnectionOptions, Retries, ended_of, json_text, open_socket
@@ -25,7 +26,9 @@ _NOTHING = object()
 class KeySocket:
     """Values of one key with `async for`, None while it has none; `send` gives its handler a message."""
 
-    def __init__(self, options: ConnectionOptions, *, is_json: bool) -> None:
+    def __init__(
+        self, options: ConnectionOptions, *, is_json: bool, on_end: Callable[[KeySocket], None] = lambda _: None
+    ) -> None:
         self._options = options
         self._is_json = is_json
         self._socket: Any = None
@@ -37,6 +40,7 @@ class KeySocket:
         self._last: Any = _NOTHING
         self._error: Exception | None = None
         self._running = asyncio.create_task(self._run(), name="headrace-client-key-socket")
+        self._running.add_done_callback(lambda _: on_end(self))
 
     def __aiter__(self) -> KeySocket:
         return self

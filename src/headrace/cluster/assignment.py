@@ -57,7 +57,7 @@ def assign(
 
 
 class _Plan:
-    """The assignment in the making: mutable, and made anew for each decision."""
+    """The assignment in the making: mutable, and made again for each decision."""
 
     def __init__(
         self,

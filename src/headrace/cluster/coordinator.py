@@ -51,7 +51,8 @@ class CoordinationStore(Protocol):
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
         """Begin a session. Raises DuplicateNode if a living process has one with this id.
 
-        An earlier session of a process that died is waited for.
+        An earlier session of a process that died is waited for, or ended at once if it is known to have died
+        (its facts name the process).
         """
         ...
 
@@ -190,7 +191,8 @@ class Coordinator:
         """Ask a member to hand over all it has; it gets nothing more until it is started again. Raises BadArgument."""
         view = await self.fresh_view()
         if member not in view.members:
-            raise BadArgument("member", member, f"the members are {_listed(view.members)}")
+            rule = f"the members are {_listed(view.members)}" if view.members else "the cluster has no members"
+            raise BadArgument("member", member, rule)
         await self._store.put_request(drain_key(member), view.members[member].incarnation.encode())
 
     async def leave(self) -> None:

@@ -235,7 +235,7 @@ class HostedPartition:
     # What the Owner tells.
 
     async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
-        """Take note of a new epoch; of the first one in a row the copy is told."""
+        """Take note of a new epoch; the copy gets the first one in a row."""
         del read_to  # the copy reads to the end itself
         if not self.epoch and self.host is not None:
             try:
@@ -267,7 +267,7 @@ class HostedPartition:
                     failures = 0
                     await owner.run()
             except Misconfigured as error:
-                failures = max(failures + 1, 8)  # it stays wrong until somebody changes something
+                failures = max(failures + 1, 8)  # it stays wrong until an operator changes something
                 self._failed(error)
             except Exception as error:
                 failures += 1

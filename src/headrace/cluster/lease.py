@@ -186,7 +186,7 @@ class LeaseWatch:
         """See the renewals of a node's lease that can be read now; returns False if some may be hidden.
 
         A process that died while it renewed has left a transaction open, which hides all later renewals in its
-        partition until somebody takes the dead one's id.
+        partition until another process takes the dead one's id.
         """
         tail = self._tails[partition_of(node, len(self._tails))]
         return await tail.read_committed(timeout_s=timeout_s)

@@ -48,7 +48,11 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member tells the others. `incarnation` differs each time that its process starts."""
+    """What a member tells the others. `incarnation` differs each time that its process starts.
+
+    `process` is what its machine calls the process (`headrace.runtime.process_name`), or empty: when it has ended, its
+    successor on that machine need not wait until the session is over.
+    """
 
     id: str
     incarnation: str
@@ -56,6 +60,7 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     groups: tuple[GroupSpec, ...] = ()
     holdings: tuple[Holding, ...] = ()
+    process: str = ""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

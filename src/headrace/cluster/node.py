@@ -22,6 +22,7 @@ from headrace.cluster.server import Handler, NodeServer
 from headrace.config import ClusterSettings, HeadraceSettings
 from headrace.errors import BadArgument, Closed, HeadraceError, TimedOut
 from headrace.observe import gauge, get_logger
+from headrace.runtime import process_name
 
 __all__ = ["ConnectionPool", "Node"]
 
@@ -96,6 +97,7 @@ class Node:
             raise BadArgument("groups", [spec.name for spec in self._specs], "each group is served once")
         self._methods = dict(methods or {})
         self.incarnation = uuid.uuid4().hex
+        self._process = process_name()
         self._holdings: dict[tuple[str, int], Holding] = {}
         self._table = RoutingTable()
         self._coordinator: Coordinator | None = None
@@ -161,7 +163,7 @@ class Node:
     def hold(self, holding: Holding) -> None:
         """Tell the others what this node has of a partition: how far, whether online, under which epoch it owns it.
 
-        How far it has come is told once in a second at most, everything else at once.
+        Progress is announced once in a second at most, everything else at once.
         """
         where = (holding.group, holding.partition)
         before = self._holdings.get(where)
@@ -275,6 +277,7 @@ class Node:
             weight=self._settings.cluster.weight,
             groups=self._specs,
             holdings=tuple(each for _, each in sorted(self._holdings.items())),
+            process=self._process,
         )
 
     def _publish(self) -> None:

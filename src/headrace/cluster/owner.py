@@ -51,7 +51,7 @@ class Committed(NamedTuple):
 
 
 class OwnerListener(Protocol):
-    """Told when a replica becomes the owner, and when it is not the owner any more."""
+    """Called when a replica becomes the owner, and when it stops being the owner."""
 
     async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
         """Get ready: all that earlier owners committed lies below `read_to`. Commits and reads begin afterwards."""
@@ -143,7 +143,7 @@ class Owner:
     def propose(self, rank: int | None) -> None:
         """Say where in line for the partition this node is, as the coordinator sees it: 0 is first, None is not.
 
-        It is about the next owner. This node, if it is the owner, goes on until it is told to `release`.
+        It is about the next owner. This node, if it is the owner, goes on until `release` is called.
         """
         self._rank = rank
         self._changed.set()

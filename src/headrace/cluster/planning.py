@@ -11,6 +11,7 @@ from headrace.cluster.assignment import Candidate, assign
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placements
 from headrace.errors import IncompatibleData
 from headrace.observe import get_logger
+from headrace.runtime import has_ended
 
 __all__ = [
     "AssignmentPlan",
@@ -18,6 +19,7 @@ __all__ = [
     "decode_facts",
     "drain_key",
     "encode",
+    "has_died",
     "last_plan",
     "move_key",
     "obsolete_requests",
@@ -68,8 +70,16 @@ def encode(value: AssignmentPlan | MemberFacts) -> bytes:
 # Views are made again and again, mostly of the same facts.
 @lru_cache(maxsize=256)
 def decode_facts(data: bytes) -> MemberFacts:
-    """Return what a member told of itself."""
+    """Return the facts that a member announced."""
     return _facts.decode(data)
+
+
+def has_died(data: bytes) -> bool:
+    """Return True if the member that told this certainly runs no more, though its session may go on."""
+    try:
+        return has_ended(decode_facts(data).process)
+    except msgspec.DecodeError:  # of another version, perhaps: it proves nothing
+        return False
 
 
 def drain_key(member: str) -> str:

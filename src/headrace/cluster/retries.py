@@ -1,4 +1,4 @@
-"""Whether a request that failed is sent again, and what its caller hears otherwise: pure decisions."""
+"""Whether a request that failed is sent again, and what its caller gets otherwise: pure decisions."""
 
 from __future__ import annotations
 

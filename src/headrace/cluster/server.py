@@ -20,7 +20,7 @@ from headrace.cluster.transport import (
     server_options,
 )
 from headrace.config import ClusterSettings
-from headrace.errors import Busy, Forbidden, HeadraceError, OperationFailed, TimedOut
+from headrace.errors import Busy, Forbidden, HeadraceError, NodeListenFailed, OperationFailed, TimedOut
 from headrace.observe import counter, get_logger
 
 __all__ = ["Handler", "IncomingRequest", "NodeServer"]
@@ -59,7 +59,7 @@ class NodeServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Listen. Raises OperationFailed if the address can't be used."""
+        """Listen. Raises NodeListenFailed if the address can't be used."""
         grpc = grpc_library()
         settings = self._settings
         self._server = grpc.aio.server(options=server_options(max_message_bytes=settings.max_message_bytes))
@@ -72,7 +72,7 @@ class NodeServer:
             else:
                 port = self._server.add_secure_port(settings.listen, credentials)
         except RuntimeError as error:
-            raise OperationFailed(f"listening on {settings.listen}", str(error)) from error
+            raise NodeListenFailed(settings.listen, str(error).partition(";")[0]) from error
         await self._server.start()
         host = settings.listen.rpartition(":")[0]
         self.address = settings.advertise or f"{host}:{port}"

@@ -90,7 +90,7 @@ class PartitionTakeover:
         await self._owner.release()
 
     async def close(self) -> None:
-        """Stop; the lease of a partition that was not released ends by itself."""
+        """Stop; the lease of a partition that was not released expires."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

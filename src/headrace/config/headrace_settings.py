@@ -251,7 +251,8 @@ class ObserveSettings(Section):
     log_level: LogLevel = Field(default="INFO", description="Lowest level that is shown.")
     log_format: Literal["console", "json"] = Field(default="console", description="Readable lines, or JSON lines.")
     metrics_port: Port | None = Field(
-        default=None, description="Port for Prometheus on loopback; 0: any free one; unset: none."
+        default=None,
+        description="Port for Prometheus on loopback, of the replication and the outbox's relay; 0: any free one.",
     )
 
 

@@ -62,6 +62,11 @@ class CassandraStoreSettings(Section):
     batch_max_bytes: int = Field(
         default=40_000, ge=1, description="Most bytes written together; below the servers' batch_size_fail_threshold."
     )
+    shared_batch_max_bytes: int = Field(
+        default=5_000,
+        ge=0,
+        description="Most bytes of small journals written together; below the servers' batch_size_warn_threshold.",
+    )
     meta_segments: int = Field(
         default=10_000, ge=1, description="Partitions of the metajournal by topic; fixed when the keyspace is created."
     )

@@ -2,7 +2,7 @@
 
 Promises: one writer for each aggregate, anywhere in the cluster; the events and the state of a command are in the log
 together or not at all; a reply means that they are there; a command that is sent again with its id is done once, and
-gets the same reply, within the bounds of `EngineLimits`; what can't be told is said to be unknown, never "not done".
+gets the same reply, within the bounds of `EngineLimits`; an outcome that is not known is never reported as "not done".
 A timer fires once, at or after its time; a record of a command topic, and an event that a saga reacts to, has its
 effect once, whichever owner dies.
 Does not promise: that a handler runs once. It may run again until its commit succeeds, so it has no effects of its own.

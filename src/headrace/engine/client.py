@@ -132,7 +132,7 @@ class EngineClient(Generic[S]):
     async def _with_since(self, request: CommandRequest, timeout_s: float | None) -> CommandRequest:
         """Return the request with what was known before its first attempt from this process.
 
-        Without it, a retry that comes after its id was forgotten could not be told from a new command.
+        Without it, a retry that comes after its id was forgotten would look like a new command.
         """
         key = (request.aggregate, str(request.command_id))
         is_first = key not in self._first_attempts

@@ -14,7 +14,7 @@ from headrace.engine.records import AggregateRecord
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
 from headrace.errors import BadArgument, HeadraceError, NotReadable, OperationFailed
 from headrace.model import MAX_SEQ_NR
-from headrace.protocol import check_finite, check_id, check_text
+from headrace.protocol import check_finite, check_id, check_text, checked_json
 from headrace.state import RESERVED_PREFIX, BatchName, ValueCodec, parse_batch
 from headrace.store import MAX_ID_BYTES
 
@@ -202,8 +202,8 @@ def failed_reply(error: HeadraceError) -> FailedReply:
 
 
 def value_json(value: Any) -> bytes:  # noqa: ANN401
-    """Return a value of a handler as JSON. Raises ValueError for numbers that JSON does not have."""
-    data = msgspec.json.encode(value)
+    """Return a value of a handler as JSON. Raises ValueError for numbers that JSON does not have, and deep nesting."""
+    data = checked_json(msgspec.json.encode(value))
     if b"null" in data:
         check_finite(value)
     return data

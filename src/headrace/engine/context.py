@@ -121,6 +121,9 @@ class CommandContext(Generic[S]):
             rule = f"engine {self._engine.name!r} may write to {list(self._engine.outputs)}; name it in outputs="
             raise BadArgument("topic", topic, rule)
         key_bytes = self.aggregate.encode() if key is None else key.encode() if isinstance(key, str) else key
+        for name, data in (("key", key_bytes), ("value", value), *(headers or {}).items()):
+            if data is not None and not isinstance(data, bytes):  # the log would refuse it, and the whole batch with it
+                raise BadArgument(name, data, f"what is written to {topic!r} is bytes; encode it first")
         self.outputs.append(NewRecord(topic, key_bytes, value, tuple((headers or {}).items())))
 
     def update_state(self, state: S | None) -> None:

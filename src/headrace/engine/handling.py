@@ -51,7 +51,7 @@ from headrace.errors import (
     WrongVersion,
 )
 from headrace.model import NewRecord, TopicPartition, size_of
-from headrace.runtime import error_text
+from headrace.runtime import EXITS, error_text
 from headrace.state import BatchName
 
 __all__ = ["CommandHandling", "HandledCommand"]
@@ -166,7 +166,9 @@ class CommandHandling(Generic[S]):
             if hasattr(returned, "__await__"):
                 return self._awaited(request, context, returned)
             return decision_of(context, returned)
-        except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+        except EXITS:
+            raise
+        except BaseException as error:  # the application's own, panics of extensions included; the next command works
             if context is not None:
                 context.end()
             return self._undecided(request, stage, error)
@@ -271,7 +273,9 @@ class CommandHandling(Generic[S]):
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
-        except Exception as error:
+        except (*EXITS, GeneratorExit):
+            raise
+        except BaseException as error:
             return self._undecided(request, "handler", error)
         finally:
             context.end()
@@ -308,7 +312,7 @@ class CommandHandling(Generic[S]):
             limit = self._limits.outputs_bytes[output.topic]
             size_bytes += self._check_size(request, f"record for {output.topic!r}", output, limit)
         value = value_json(decision.value) if decision.value is not None else None
-        # What the caller is told is the version that the command led to, also if the journal was purged with it.
+        # The caller gets the version that the command led to, also if the journal was purged with it.
         version = base.version + len(payloads) if self._journal is not None else record.version
         reply = SuccessReply(version, state, b"[%b]" % b",".join(payloads) if payloads else _NO_EVENTS, value)
         self._check_reply(request, reply)

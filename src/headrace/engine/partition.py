@@ -44,7 +44,7 @@ __all__ = ["CommittedAggregate", "EnginePartition"]
 S = TypeVar("S")
 
 _LOOK_FOR_OWNER_S = 0.02
-# How long before a caller's deadline it is told what is known: a tenth of its time, and no more than this.
+# How long before a caller's deadline it gets what is known: a tenth of its time, and no more than this.
 _ANSWER_BEFORE_S = 0.05
 _ANSWER_BEFORE = 0.1
 
@@ -259,7 +259,7 @@ class EnginePartition(Generic[S]):
         token = ConsistencyToken.parse(at_least or "")
         await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
         if self._commits.is_behind or self._tokens.is_beyond(token):
-            # Readers of the log can see a commit before its owner hears of it.
+            # Readers of the log can see a commit before its owner gets the answer.
             await self._commits.settle(timeout_s)
             await self._owned_by().serve_gate(timeout_s=timeout_s)
         record, since = await self._stored(aggregate), self._commits.last

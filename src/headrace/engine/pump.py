@@ -35,7 +35,7 @@ from headrace.journal import RemovedRecords
 from headrace.log import Log
 from headrace.model import Bounds, NewRecord, Record, TopicPartition, size_of
 from headrace.observe import get_logger
-from headrace.runtime import Backoff, crash_point, error_text, own_text
+from headrace.runtime import EXITS, Backoff, crash_point, error_text, own_text
 from headrace.state import BatchName
 
 __all__ = ["InputSource", "LaneWork", "TopicPump", "WrittenRecords"]
@@ -396,6 +396,10 @@ class TopicPump:
                 raise
             # The application's own: of something that it awaited. The input goes on.
             raise OperationFailed(f"handling {place_of(record)}", "what was awaited for it was cancelled") from error
+        except (Exception, *EXITS, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of an extension is no exception, and fails this record alone, too
+            raise OperationFailed(f"handling {place_of(record)}", error_text(error)) from error
 
     def _set_aside(self, record: Record, span: InputSpan, error: BaseException) -> LaneWork:
         _logger.error("a record was set aside", at=place_of(record), error=own_text(error))

@@ -93,7 +93,7 @@ class EngineReplay(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
-        """True if the code makes of the journals what was stored. That events are upcast is no difference by itself."""
+        """True if the code makes of the journals what was stored. An upcast event alone is no difference."""
         return all(kind == "upcast" for kind in self.counts)
 
     @classmethod

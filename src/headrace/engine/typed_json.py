@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
-from headrace.protocol import check_finite
+from headrace.protocol import MAX_JSON_DEPTH, check_finite, checked_depth
 from headrace.runtime import error_text
 
 __all__ = ["TypedJson"]
@@ -102,7 +102,7 @@ class TypedJson:
     def _checked(self, value: Any, name: str, encode: Callable[[Any], bytes]) -> bytes:  # noqa: ANN401
         """Return the value's JSON after it was read back: a dataclass does not check its fields itself."""
         try:
-            data = encode(value)
+            data = checked_depth(encode(value), MAX_JSON_DEPTH - 1)  # with its class around it, it is a payload
             decoder = self._decoders.get(name)
             if decoder is not None:
                 decoder.decode(data)

@@ -3,6 +3,7 @@
     HeadraceError
     ├── Refused                     the request is wrong as it stands; don't retry it unchanged
     │   ├── BadArgument             a value that no call accepts
+    │   ├── NotGiven                something that a call or a command needs is missing
     │   ├── UnknownTopic
     │   ├── TopicExists
     │   ├── UnknownPartition
@@ -99,10 +100,12 @@
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
         ├── MissingExtra
+        ├── NoStore                 journals on Kafka, and no store was named
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── ForeignCluster          another cluster uses the same topics and prefix
+        ├── NodeListenFailed        a node can't listen at its address
         ├── WrongGroupSize          nodes disagree on the partitions of a group
         ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
@@ -117,6 +120,7 @@
         ├── LayoutLost              neither log nor store knows a topic's layout any more
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
+        ├── NoServer                no server of `headrace services` was started, or none is up
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
@@ -138,6 +142,7 @@
         ├── StateBroken             a state's folder can't be read
         ├── StateLocked             another process uses a state's folder
         ├── StateDiskFull           a state's folder has no space left
+        ├── StateOutOfFiles         too many files are open to open a state's
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
         ├── InputRecordsLost        a topic ends before what an engine has read of it
@@ -156,6 +161,7 @@ from __future__ import annotations
 from headrace.errors.cluster import (
     DuplicateNode,
     ForeignCluster,
+    NodeListenFailed,
     NotPartitionOwner,
     PartitionClosed,
     RefusedByPeer,
@@ -188,6 +194,7 @@ from headrace.errors.families import (
     Forbidden,
     HeadraceError,
     Misconfigured,
+    NotGiven,
     OperationFailed,
     ReadOnlyHandle,
     Refused,
@@ -289,6 +296,8 @@ from headrace.errors.setup import (
     IncompatibleData,
     InvalidSettings,
     MissingExtra,
+    NoServer,
+    NoStore,
     NothingThere,
     PortUnusable,
     ServiceFailed,
@@ -307,6 +316,7 @@ from headrace.errors.states import (
     StateDiskFull,
     StateLocked,
     StateOffline,
+    StateOutOfFiles,
     StateReadOnly,
     StateStale,
     SubscriptionEnded,
@@ -375,12 +385,16 @@ __all__ = [
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
+    "NoServer",
     "NoStateYet",
+    "NoStore",
     "NoSuchRoute",
+    "NodeListenFailed",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
     "NotFramed",
+    "NotGiven",
     "NotOwner",
     "NotPartitionOwner",
     "NotReadable",
@@ -427,6 +441,7 @@ __all__ = [
     "StateDiskFull",
     "StateLocked",
     "StateOffline",
+    "StateOutOfFiles",
     "StateReadOnly",
     "StateStale",
     "SubscriptionEnded",

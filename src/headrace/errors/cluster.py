@@ -7,7 +7,15 @@ from typing import ClassVar
 
 from headrace.errors.families import Misconfigured, Refused
 
-__all__ = ["DuplicateNode", "ForeignCluster", "NotPartitionOwner", "PartitionClosed", "RefusedByPeer", "WrongGroupSize"]
+__all__ = [
+    "DuplicateNode",
+    "ForeignCluster",
+    "NodeListenFailed",
+    "NotPartitionOwner",
+    "PartitionClosed",
+    "RefusedByPeer",
+    "WrongGroupSize",
+]
 
 
 @dataclass(eq=False)
@@ -70,6 +78,18 @@ class DuplicateNode(Misconfigured):
     says: ClassVar[str] = (
         "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
         "stop that process, or give this node an id of its own"
+    )
+
+
+@dataclass(eq=False)
+class NodeListenFailed(Misconfigured):
+    """A node can't listen at its address: another process uses it, or it is not an address of this machine."""
+
+    listen: str
+    reason: str
+    says: ClassVar[str] = (
+        "the node can't listen at {listen}: {reason}; stop the process that listens there, or set cluster.listen to "
+        "another address (port 0 takes a free one)"
     )
 
 

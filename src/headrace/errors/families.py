@@ -15,6 +15,7 @@ __all__ = [
     "Forbidden",
     "HeadraceError",
     "Misconfigured",
+    "NotGiven",
     "OperationFailed",
     "ReadOnlyHandle",
     "Refused",
@@ -71,6 +72,15 @@ class BadArgument(Refused):
     value: object
     rule: str
     says: ClassVar[str] = "{name} is {value!r}, but {rule}"
+
+
+@dataclass(eq=False)
+class NotGiven(Refused):
+    """A call or a command that lacks something it needs."""
+
+    name: str
+    rule: str
+    says: ClassVar[str] = "{name} is not given: {rule}"
 
 
 @dataclass(eq=False)

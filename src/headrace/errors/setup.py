@@ -14,6 +14,8 @@ __all__ = [
     "IncompatibleData",
     "InvalidSettings",
     "MissingExtra",
+    "NoServer",
+    "NoStore",
     "NothingThere",
     "PortUnusable",
     "ServiceFailed",
@@ -54,6 +56,16 @@ class MissingExtra(Misconfigured):
     module: str
     extra: str
     says: ClassVar[str] = "{module} is not installed; run: pip install 'headrace[{extra}]'"
+
+
+@dataclass(eq=False)
+class NoStore(Misconfigured):
+    """Something of journals on Kafka, on a connection that was given no store."""
+
+    says: ClassVar[str] = (
+        "journals on Kafka need a store, and none was named: set store.address, give --store to the command, or "
+        "connect(…, store='cassandra://host/keyspace')"
+    )
 
 
 @dataclass(eq=False)
@@ -107,6 +119,15 @@ class FolderUnusable(Misconfigured):
         "the folder {path} can't be created: {reason}; correct the address, or choose a folder "
         "that this user may write to"
     )
+
+
+@dataclass(eq=False)
+class NoServer(Misconfigured):
+    """A command needs servers of `headrace services`, and there are none."""
+
+    state: str
+    name: str
+    says: ClassVar[str] = "no server {state}; run: headrace services up {name}"
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ __all__ = [
     "StateDiskFull",
     "StateLocked",
     "StateOffline",
+    "StateOutOfFiles",
     "StateReadOnly",
     "StateStale",
     "SubscriptionEnded",
@@ -42,7 +43,10 @@ class NotReadable(Refused):
     what: str
     data: str
     reason: str
-    says: ClassVar[str] = "{data} can't be read as {what}: {reason}; see who else writes to its topic"
+    says: ClassVar[str] = (
+        "{data} can't be read as {what}: {reason}; see whether the state was declared with another type before, or who "
+        "else writes to its topic"
+    )
 
 
 @dataclass(eq=False)
@@ -148,6 +152,18 @@ class StateDiskFull(Misconfigured):
     says: ClassVar[str] = (
         "the state in {folder} can't be written: {reason}; what was committed is in the log: "
         "free some space (or raise the limit of the file's size), then start this node again"
+    )
+
+
+@dataclass(eq=False)
+class StateOutOfFiles(Misconfigured):
+    """A file of a state's store can't be opened, because the process has too many open."""
+
+    folder: str
+    reason: str
+    says: ClassVar[str] = (
+        "the state in {folder} can't be used: {reason}; the folder is whole: raise the limit of open files "
+        "(ulimit -n), then start this node again"
     )
 
 

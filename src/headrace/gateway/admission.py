@@ -33,6 +33,14 @@ class Admission:
         most, per_caller = settings.max_requests_in_flight, settings.max_requests_in_flight_per_caller
         self._in_flight = Slots("requests", most, IN_FLIGHT, per_caller=per_caller)
 
+    def anonymous(self, address: str) -> Caller:
+        """Return the caller without credentials."""
+        return self._authentication.anonymous(address)
+
+    def count_plain(self, share: str) -> bool:
+        """Count a request that is answered at this moment; False, and nothing is counted, if it has to be refused."""
+        return self._in_flight.has_room(share) and self._rates.take_if_free(share)
+
     def admit_plain(self, exchange: Exchange, match: Match) -> GatewayRequest:
         """Admit a request that `is_plain`: it has no credentials, so that nothing has to be waited for.
 
@@ -69,7 +77,7 @@ class Admission:
         self._rates.take(share)
 
     def refusal(self, caller: Caller, error: Forbidden) -> Exception:
-        """Return what a caller without permission is told: one without credentials, that it needs some."""
+        """Return the error for a caller without permission: one without credentials needs some."""
         REFUSED.labels("permission").inc()
         if caller.is_anonymous and self._settings.has_authentication:
             return Unauthenticated(f"{error.operation} needs a token or a signature")

@@ -34,6 +34,7 @@ from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED, SOCKETS, STREAMS, RequestClocks
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
+from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.problems import problem_of, problem_response
 from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse
@@ -63,6 +64,7 @@ class GatewayApp:
     `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. With `console` there is a page for operators.
     `routes` are further routes in the gateway's own manner. `beside` is any ASGI application; it gets what no route
     takes, with the Caller in `scope["headrace.caller"]`. `find_missing` tells which partitions of them have no owner.
+    A server may ask `plain_reads` before it makes a request of ASGI.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class GatewayApp:
         self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
         terms = _stream_terms(settings, self._closing)
         served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
+        self.plain_reads = PlainReads(served, self._origins, self._admission, self._suspension, self._clocks)
         self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
         self._operations = OperationRoutes(
             parts.health,

@@ -19,7 +19,15 @@ from headrace.gateway.requests import GatewayRequest, ReadyResponse
 from headrace.gateway.routes import Match
 from headrace.observe import get_logger
 
-__all__ = ["ClientLeft", "Exchange", "path_of"]
+__all__ = [
+    "NOT_PLAIN",
+    "OWN_HEADERS",
+    "ClientLeft",
+    "Exchange",
+    "RequestHeaders",
+    "new_request_id",
+    "path_of",
+]
 
 T = TypeVar("T")
 
@@ -30,7 +38,7 @@ _PROCESS_ID = secrets.token_hex(8)  # with a number behind it, a request's id is
 _request_numbers = itertools.count(1)
 _NO_QUERY = QueryParams("")
 # A request with any of them has credentials, a body, a deadline or a trace of its own.
-_NOT_PLAIN = frozenset(
+NOT_PLAIN = frozenset(
     {
         "authorization",
         "content-encoding",
@@ -41,7 +49,7 @@ _NOT_PLAIN = frozenset(
         "transfer-encoding",
     }
 )
-_OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
 class RequestHeaders(Headers):
@@ -149,7 +157,7 @@ class Exchange:
         self.is_handling = False
         self.status: int | None = None
         self.places = Places()
-        self.is_plain = self.headers.has_none_of(_NOT_PLAIN)
+        self.is_plain = self.headers.has_none_of(NOT_PLAIN)
         self._send = send
         self._is_read = self.is_plain or not (
             "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
@@ -227,7 +235,7 @@ class Exchange:
 
     def _with_own(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of an answer with those of every answer."""
-        given = [*headers, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
+        given = [*headers, *OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
         if self.more_headers:
             given += ((name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items())
         if not self._is_read:
@@ -301,4 +309,9 @@ def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     if given and _REQUEST_ID.fullmatch(given):
         return given
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """Return an id that no other request has."""
     return f"{_PROCESS_ID}{next(_request_numbers):016x}"

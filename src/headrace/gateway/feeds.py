@@ -139,13 +139,17 @@ class _Feed:
         self._recent.append(change)
         if len(self._recent) > _RECENT:
             self._complete_after = self._recent.popleft().offset
+        if not self._ahead:
+            for take in tuple(self._subscribers.values()):
+                take(change)
+            return
         for subscriber, take in tuple(self._subscribers.items()):
             if self._is_news(subscriber, change):
                 take(change)
 
     def _is_news(self, subscriber: asyncio.Future[None], change: Change) -> bool:
-        """Return False if a subscriber that was ahead of the feed has got the change by itself."""
-        if not self._ahead or subscriber not in self._ahead:
+        """Return False if a subscriber that was ahead of the feed has read the change on its own."""
+        if subscriber not in self._ahead:
             return True
         if change.offset <= self._ahead[subscriber]:
             return False

@@ -28,6 +28,7 @@ from headrace.gateway.pushes import MORE_FRAMES, PUSHES
 __all__ = ["ConnectionGuards", "GuardedSocket", "frame_head"]
 
 _MOST_FRAGMENTS = 4_096  # of one message
+_MOST_KEPT_BYTES = 1 << 16  # of a frame that is kept because others may get it, too
 _CONTROL_FRAMES_PER_S = 10.0
 _CONTROL_FRAMES_AT_ONCE = 100
 _WHOLE_TEXT, _WHOLE_BINARY = 0x81, 0x82
@@ -46,6 +47,8 @@ class ConnectionGuards:
         self._most_per_address = settings.max_connections_per_address
         self._open: Counter[str] = Counter()
         self._total = 0
+        self._last_frame: str | bytes = b""
+        self._last_framed = _framed(b"")
 
     def admit(self, address: str) -> bool:
         """Count a connection; return False, and count nothing, if there are too many."""
@@ -65,6 +68,15 @@ class ConnectionGuards:
             del self._open[address]
         CONNECTIONS.dec()
 
+    def framed(self, frame: str | bytes) -> bytes:
+        """Return a whole message as it stands on the wire. What many sockets get, one after the other, is made once."""
+        if frame is self._last_frame:
+            return self._last_framed
+        framed = _framed(frame)
+        if len(framed) <= _MOST_KEPT_BYTES:
+            self._last_frame, self._last_framed = frame, framed
+        return framed
+
 
 class GuardedSocket(WebSocketsSansIOProtocol):
     """The connection of one WebSocket. `address` is the place that it holds among the connections, if it has one."""
@@ -76,6 +88,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._control = Rates(_CONTROL_FRAMES_PER_S, _CONTROL_FRAMES_AT_ONCE, reason="control_frames")
         self._cut_timer: asyncio.TimerHandle | None = None
         self._gathered: list[bytes] = []
+        self._is_taken = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer and free the place."""
@@ -88,6 +101,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     def pause_writing(self) -> None:
         """Take nothing from a client that takes nothing: the answers to its pings would pile up."""
         super().pause_writing()
+        self._is_taken = False
         if not self.read_paused and not self.transport.is_closing():
             self.read_paused = True
             self.transport.pause_reading()
@@ -96,6 +110,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Read again: the client does, too."""
         super().resume_writing()
+        self._is_taken = True
         if not self.transport.is_closing():
             self._stop_cut_timer()
         self._read_on()
@@ -115,10 +130,10 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     def is_ready(self) -> bool:
         """Return True if a frame can be written now: the socket is open, and the client takes what it gets."""
         return (
-            self.writable.is_set()
-            and self.conn.state is State.OPEN
+            self._is_taken
             and self.handshake_complete
             and not (self.close_sent or self.disconnected or self.transport.is_closing())
+            and self.conn.state is State.OPEN
             and self.initial_response is None
         )
 
@@ -148,13 +163,12 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
         A compressed message depends on those before it, so that the connection makes its frame.
         """
-        data = frame.encode() if isinstance(frame, str) else frame
         if not self.conn.extensions and self.conn.state is State.OPEN:
-            return frame_head(data, is_text=isinstance(frame, str)) + data
+            return self._guards.framed(frame)
         if isinstance(frame, str):
-            self.conn.send_text(data)
+            self.conn.send_text(frame.encode())
         else:
-            self.conn.send_binary(data)
+            self.conn.send_binary(frame)
         return b"".join(self.conn.data_to_send())
 
     def _write_gathered(self) -> None:
@@ -249,6 +263,11 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         if self._cut_timer is not None:
             self._cut_timer.cancel()
             self._cut_timer = None
+
+
+def _framed(frame: str | bytes) -> bytes:
+    data = frame.encode() if isinstance(frame, str) else frame
+    return frame_head(data, is_text=isinstance(frame, str)) + data
 
 
 def frame_head(data: bytes, *, is_text: bool) -> bytes:

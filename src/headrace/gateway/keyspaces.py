@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -278,6 +278,12 @@ class KeyspaceRoutes:
         if state not in forms.states:
             raise NotFound(f"state {state!r} of keyspace {keyspace!r}")
         return forms.served, forms.states[state]
+
+    def states(self) -> Iterator[tuple[str, str, KeyspaceClient, StateForm]]:
+        """Yield all states: the names of keyspace and state, how the keyspace is reached, and the state's form."""
+        for name, forms in self._keyspaces.items():
+            for state, form in forms.states.items():
+                yield name, state, forms.served.client, form
 
     def served(self, keyspace: str) -> ServedKeyspace:
         """Return a keyspace. Raises NotFound."""

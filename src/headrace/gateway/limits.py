@@ -41,8 +41,12 @@ class Slots:
         self._check(caller)
         self.enter(caller)
 
+    def has_room(self, caller: str) -> bool:
+        """Return True if the caller may take a place."""
+        return self._taken < self._limit and self._by_caller.get(caller, 0) < self._per_caller
+
     def _check(self, caller: str) -> None:
-        if self._taken >= self._limit or self._by_caller.get(caller, 0) >= self._per_caller:
+        if not self.has_room(caller):
             REFUSED.labels(self._what).inc()
             raise Busy(f"the gateway ({self._what})", min(self._limit, self._per_caller))
 

@@ -46,7 +46,7 @@ class Origins:
     def check(self, method: str, scheme: str, headers: Headers) -> None:
         """Raise Forbidden for a request that a page without permission may have caused."""
         host = headers.get("host", "").lower()
-        if self._hosts and (len(headers.getlist("host")) > 1 or _name_in(host) not in self._hosts):
+        if not self.has_known_host(headers):
             REFUSED.labels("host").inc()
             raise Forbidden("use this gateway by this name", "the header Host is not one of gateway.hosts")
         origin = headers.get("origin")
@@ -55,6 +55,11 @@ class Origins:
         if origin.lower() != f"{scheme}://{host}":
             REFUSED.labels("origin").inc()
             raise Forbidden("use this gateway from that page", "its origin is not one of gateway.origins")
+
+    def has_known_host(self, headers: Headers) -> bool:
+        """Return True if the gateway may be called by the name in the header Host."""
+        given = headers.getlist("host")
+        return not self._hosts or (len(given) < 2 and _name_in(given[0].lower() if given else "") in self._hosts)
 
     def check_socket(self, scheme: str, headers: Headers) -> None:
         """Raise Forbidden for a WebSocket of a page without permission: browsers don't ask before they open one."""
@@ -76,16 +81,15 @@ class Origins:
     def preflight(self, headers: Headers) -> dict[str, str] | None:
         """Return the answer to a browser's question whether a page may send a request; None if it is no such question.
 
-        A page that is not allowed gets no headers, and its browser does not send the request.
+        It goes with what `headers` returns, as every answer does: a browser refuses one that says so twice. A page that
+        is not allowed gets no headers, and its browser does not send the request.
         """
         method = headers.get("access-control-request-method")
         if method is None or "origin" not in headers:
             return None
-        allowed = self.headers(headers)
-        if "access-control-allow-origin" not in allowed:
-            return allowed
+        if "access-control-allow-origin" not in self.headers(headers):
+            return {}
         return {
-            **allowed,
             "access-control-allow-methods": "GET, POST, PUT, DELETE",
             "access-control-allow-headers": headers.get("access-control-request-headers", ""),
             "access-control-max-age": str(_PREFLIGHT_S),

@@ -98,6 +98,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.StateStale: _Answer(503),
     errors.JournalHeld: _Answer(500, is_told=False),
     errors.TagsDisabled: _Answer(501, is_told=False),
+    errors.NoStore: _Answer(501),
     # What other parts of the tree say is about servers, nodes, transactions and files.
     Unavailable: _Answer(503, is_told=False),
     Refused: _HIDDEN,
@@ -164,7 +165,7 @@ def problem_of(error: BaseException) -> HttpProblem:
 
 
 def problem_response(error: BaseException, request_id: str) -> Response:
-    """Return the response to an error; what the caller is not told is logged."""
+    """Return the response to an error; what the response leaves out is logged."""
     problem = problem_of(error)
     if problem.detail in _GENERAL.values() and problem.status >= 500:
         is_bug = problem.status == 500

@@ -17,9 +17,11 @@ from headrace.state import StateChange
 
 __all__ = [
     "MORE_FRAMES",
+    "NO_SCHEMA",
     "PUSH",
     "PUSHES",
     "SCHEMA",
+    "SIGN_OF_LIFE",
     "VALUE",
     "PushQueue",
     "encode_pair",
@@ -40,7 +42,7 @@ MORE_FRAMES = "headrace.more_frames"  # in a message of ASGI: another frame foll
 
 
 class PushQueue:
-    """The changes that wait to be sent, by the number of their subscription, in turn.
+    """The changes that wait to be sent: `waiting`, by the number of their subscription, in turn.
 
     At most `limit` wait for one subscription, and 10 000 for all together, beside the newest of each.
     With `is_closing` a client that is too slow makes `get` raise Busy; otherwise its changes are conflated.
@@ -49,19 +51,14 @@ class PushQueue:
     def __init__(self, limit: int, *, is_closing: bool = False) -> None:
         self._limit = limit
         self._is_closing = is_closing
-        self._waiting: OrderedDict[int, deque[StateChange[Any, Any]]] = OrderedDict()
+        self.waiting: OrderedDict[int, deque[StateChange[Any, Any]]] = OrderedDict()
         self._count = 0
         self._is_overrun = False
         self._filled = asyncio.Event()
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no change waits."""
-        return not self._waiting
-
     def put(self, number: int, change: StateChange[Any, Any]) -> None:
         """Add a change; if too many wait, it replaces them, and is marked as lagged."""
-        queue = self._waiting.setdefault(number, deque())
+        queue = self.waiting.setdefault(number, deque())
         if len(queue) >= self._limit or (queue and self._count >= _MOST_PER_SOCKET):
             REFUSED.labels("slow_socket").inc()
             self._is_overrun = self._is_closing
@@ -74,11 +71,11 @@ class PushQueue:
 
     def drop(self, number: int) -> None:
         """Forget what waits for a subscription that has ended."""
-        self._count -= len(self._waiting.pop(number, ()))
+        self._count -= len(self.waiting.pop(number, ()))
 
     async def wait(self) -> None:
         """Wait until there is a change. Raises Busy if the client is to be closed."""
-        while not self._waiting and not self._is_overrun:
+        while not self.waiting and not self._is_overrun:
             self._filled.clear()
             await self._filled.wait()
         if self._is_overrun:
@@ -86,13 +83,13 @@ class PushQueue:
 
     def take(self) -> tuple[int, StateChange[Any, Any]] | None:
         """Return the next change, of each subscription in turn; None if there is none."""
-        if not self._waiting:
+        if not self.waiting:
             return None
-        number, queue = self._waiting.popitem(last=False)
+        number, queue = self.waiting.popitem(last=False)
         change = queue.popleft()
         self._count -= 1
         if queue:
-            self._waiting[number] = queue
+            self.waiting[number] = queue
         return number, change
 
 
@@ -126,3 +123,11 @@ def schema_id_asked(frame: bytes) -> int | None:
     if len(frame) != _ASKED.size or frame[0] != SCHEMA:
         return None
     return int(_ASKED.unpack(frame)[1])
+
+
+NO_SCHEMA = 0
+SIGN_OF_LIFE = schema_frame(NO_SCHEMA, "")
+"""The answer to a client that asks for the schema which nothing has: it wants to know whether somebody is there.
+
+Browsers can't send pings, and do not tell of a connection whose other end is gone without a word.
+"""

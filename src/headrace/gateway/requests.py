@@ -16,7 +16,14 @@ from headrace.errors import BadArgument, WrongMediaType
 from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
 from headrace.model import combine_tokens
 
-__all__ = ["JSON_HEADERS", "GatewayRequest", "ReadyResponse", "chosen_media_type", "whole_number"]
+__all__ = [
+    "JSON_HEADERS",
+    "GatewayRequest",
+    "ReadyResponse",
+    "chosen_media_type",
+    "wanted_media_type",
+    "whole_number",
+]
 
 T = TypeVar("T")
 JSON_HEADERS = ((b"content-type", JSON.encode()), (b"cache-control", b"no-store"))
@@ -107,11 +114,7 @@ class GatewayRequest:
 
     def wants(self, offered: Sequence[str]) -> str:
         """Return the media type to answer in, of those that are offered. Raises WrongMediaType."""
-        accept = ", ".join(self.headers.getlist("accept"))
-        if not accept:
-            return offered[0]
-        choose = _chosen_before if len(accept) <= _MOST_ACCEPT_CHARS else chosen_media_type
-        return choose(accept, tuple(offered))
+        return wanted_media_type(self.headers, offered)
 
     def _check_query(self) -> None:
         """Raise BadArgument for a parameter that the route does not have: a misspelt one must not be ignored."""
@@ -149,6 +152,15 @@ def _token_of(headers: Headers) -> str | None:
 def whole_number(text: str) -> int | None:
     """Return the number that a text of digits stands for; None if it is none, or longer than any number here."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
+
+
+def wanted_media_type(headers: Headers, offered: Sequence[str]) -> str:
+    """Return the media type to answer in, of those that are offered. Raises WrongMediaType."""
+    accept = ", ".join(headers.getlist("accept"))
+    if not accept:
+        return offered[0]
+    choose = _chosen_before if len(accept) <= _MOST_ACCEPT_CHARS else chosen_media_type
+    return choose(accept, tuple(offered))
 
 
 def chosen_media_type(accept: str, offered: Sequence[str]) -> str:

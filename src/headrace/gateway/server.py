@@ -25,6 +25,7 @@ from headrace.gateway.app import GatewayApp
 from headrace.gateway.guards import ConnectionGuards, GuardedSocket
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.origins import host_and_port, is_loopback
+from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.problems import PROBLEM_JSON
 from headrace.observe import get_logger
 
@@ -121,9 +122,10 @@ class _Server(uvicorn.Server):
 def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's settings. Raises KeysUnusable."""
     tls, guards = settings.tls, ConnectionGuards(settings)
+    http = partial(GuardedProtocol, guards=guards, plain_reads=app.plain_reads)
     config = uvicorn.Config(
         app,
-        http=partial(GuardedProtocol, guards=guards),  # type: ignore[arg-type] # it makes one
+        http=http,  # type: ignore[arg-type] # it makes one
         ws=partial(GuardedSocket, guards=guards),  # type: ignore[arg-type] # this, too
         ws_max_size=settings.max_frame_bytes,
         log_config=None,
@@ -172,9 +174,18 @@ def _url_of(listener: socket.socket, settings: GatewaySettings) -> str:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. A head is the request line and the headers of a request."""
 
-    def __init__(self, *args: Any, guards: ConnectionGuards, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - uvicorn's own
+        guards: ConnectionGuards,
+        plain_reads: PlainReads | None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._guards = guards
+        self._plain_reads = plain_reads
+        self._answered_s = 0.0
+        self._begun = 0
         self._address: str | None = None
         self._head_bytes = 0
         self._is_in_head = True
@@ -208,6 +219,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self._is_refused:
             return
+        reads = self._plain_reads if self._is_between_requests() else None
+        if reads is not None and self._answered(reads, data):
+            return
+        begun = self._begun
         if not self._is_in_head and not self._is_in_body:
             self._begin_head()
         if self._is_in_head:
@@ -217,6 +232,45 @@ class GuardedProtocol(HttpToolsProtocol):
         if was_in_body and self._is_in_body:
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
         self._check_sizes()
+        is_whole = self._begun == begun + 1 and not (self._is_in_head or self._is_in_body or self._is_refused)
+        if reads is not None and is_whole and data.endswith(b"\r\n\r\n"):
+            reads.learn(data, self.headers)
+
+    def _is_between_requests(self) -> bool:
+        """Return True if nothing of a request has come that is not answered, and the client takes its answers."""
+        return (
+            not self._is_in_body
+            and (not self._is_in_head or self._head_bytes == 0)
+            and (self.cycle is None or self.cycle.response_complete)
+            and not (self.pipeline or self.flow.write_paused or self.transport.is_closing())
+        )
+
+    def _answered(self, reads: PlainReads, data: bytes) -> bool:
+        """Answer a request that is known and need not wait for anything; return False if it is to be parsed."""
+        if len(data) > self._guards.max_header_bytes:
+            return False
+        answer = reads.answer(data, self._address or "", self.server_state.default_headers)
+        if answer is None:
+            return False
+        self.transport.write(answer)
+        self.server_state.total_requests += 1
+        self._is_in_head = False
+        self._stop_head_timer()
+        self._answered_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._keep_for(self.timeout_keep_alive)
+        return True
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection without requests, unless one was answered since the time began."""
+        left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._keep_for(left_s)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _keep_for(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _check_sizes(self) -> None:
         """Refuse a request whose head is too large, or what stands around its body."""
@@ -231,6 +285,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a head: the time for it runs from its first byte."""
         super().on_message_begin()
+        self._begun += 1
         if not self._is_in_head:
             self._begin_head()
 

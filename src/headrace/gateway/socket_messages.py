@@ -39,7 +39,7 @@ class SocketMessages:
         return self._running
 
     async def take(self, request: Publish) -> None:
-        """Begin to send a message, behind those to the same key; what refuses it is told to the client."""
+        """Begin to send a message, behind those to the same key; a refusal is sent to the client."""
         try:
             client, message, key = self._checked(request)
         except HeadraceError as error:

@@ -78,7 +78,7 @@ class _Numbered(msgspec.Struct, frozen=True):
 def asked_in(frame: str | bytes) -> tuple[int, str] | None:
     """Return the number and the kind of a request that is wrong in another part; None if it has no number.
 
-    What is wrong with one request is told to that one alone: the others of the socket go on.
+    An error of one request is sent for that request alone: the others of the socket go on.
     """
     try:
         found = msgspec.json.decode(frame, type=_Numbered)

@@ -31,7 +31,7 @@ from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
+from headrace.gateway.pushes import NO_SCHEMA, SIGN_OF_LIFE, VALUE, PushQueue, encode_push, schema_id_asked
 from headrace.gateway.socket_collections import send_collection
 from headrace.gateway.socket_messages import SocketMessages
 from headrace.gateway.socket_requests import (
@@ -144,7 +144,7 @@ class _Socket:
     async def live(self, receiving: Awaitable[None]) -> None:
         """Run until the client leaves, the gateway stops, the token ends, or something fails; then close.
 
-        Nothing is pushed any more when the reason is told: a client that is slow to read must not go on getting values.
+        Nothing is pushed after the reason was sent: a client that is slow to read must not go on getting values.
         """
         tasks = {
             asyncio.ensure_future(receiving),
@@ -191,14 +191,14 @@ class _Socket:
 
         A frame that can't be made waits there, too: this socket's writer finds that out again, and ends it alone.
         """
-        if self.queue.is_empty and self.wire.is_ready() and not self.pushing.locked():
+        if not self.queue.waiting and self.wire.is_ready() and not self.pushing.locked():
             try:
                 frame = self.frame_of(number, change)
-            except Exception as error:
-                _logger.info("a frame can't be made", error=repr(error))
-            else:
                 if frame is not None:
                     self.wire.write(frame)
+            except Exception as error:  # of this socket: all others on the key get the change from the same caller
+                _logger.info("a frame can't be made or written", error=repr(error))
+            else:
                 return
         self.queue.put(number, change)
 
@@ -283,7 +283,7 @@ class _KeySocket(_Socket):
 
     def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
         if self._is_json:
-            return "{}" if value is None else self._state.json_pushed(value).decode()
+            return "{}" if value is None else self._state.text_pushed(value)
         return b"" if value is None else self._state.avro_pushed(value)
 
     async def _both(self, after: str | None) -> None:
@@ -304,7 +304,7 @@ class _KeySocket(_Socket):
             if isinstance(frame, str):
                 await self._take_text(frame)
             elif (asked := schema_id_asked(frame)) is not None:
-                await self.say(await self._types.by_id(asked, self.caller))
+                await self.say(SIGN_OF_LIFE if asked == NO_SCHEMA else await self._types.by_id(asked, self.caller))
             elif is_framed(frame) and frame[0] == VALUE:
                 await self._take_message(frame)
             else:
@@ -383,7 +383,7 @@ class _ManySocket(_Socket):
         async for frame in self.wire.frames():
             if isinstance(frame, bytes) and (asked := schema_id_asked(frame)) is not None:
                 self.charge()
-                await self.say(await self._schema(asked))
+                await self.say(SIGN_OF_LIFE if asked == NO_SCHEMA else await self._schema(asked))
                 continue
             try:
                 await self._take_request(frame)
@@ -442,7 +442,7 @@ class _ManySocket(_Socket):
         return self.follow(request.id, served, state, key, request.after, request.token, is_avro=is_avro)
 
     async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
-        """Follow a key or a collection. Whatever ends that, the client is told: it must not fall silent."""
+        """Follow a key or a collection. Whatever ends that is sent to the client."""
         try:
             await follow
         except Exception as error:

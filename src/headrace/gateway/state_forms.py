@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import Any, get_origin
+from typing import Any, Generic, TypeVar, get_origin
 
 import msgspec
 
@@ -17,6 +17,7 @@ from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
 __all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
 
 AVRO = "avro/binary"
+E = TypeVar("E", str, bytes)
 _KEPT = 8
 _MOST_STORED = 1_024
 _MOST_STORED_BYTES = 4_096
@@ -42,7 +43,8 @@ class StateForm:
         if spec.delta is not None:
             deltas = spec.replaced(value=spec.delta, delta=None, topic=spec.delta_topic, index={}, unique={})
             self.deltas = StateForm(deltas, registry)
-        self._pushed_json, self._pushed_avro = _Encoded(), _Encoded()
+        self._pushed_json, self._pushed_avro = _Encoded[bytes](), _Encoded[bytes]()
+        self._pushed_text = _Encoded[str]()
         self.media_types = (JSON, AVRO) if is_avro else (JSON,)
         self._stored_json: dict[bytes, bytes] = {}
 
@@ -55,6 +57,11 @@ class StateForm:
     def is_compound(self) -> bool:
         """True if keys have several parts."""
         return self._keys.is_compound
+
+    @property
+    def has_text_keys(self) -> bool:
+        """True if a key is the text itself."""
+        return self._key is str
 
     def key(self, text: str) -> Any:  # noqa: ANN401 - keys are of the type that the state declares
         """Return the key that a text stands for; one of several parts is a JSON list. Raises BadArgument."""
@@ -132,6 +139,11 @@ class StateForm:
         found = self._pushed_json.get(value)
         return found or self._pushed_json.keep(value, msgspec.json.encode(self.to_json(value)))
 
+    def text_pushed(self, value: Any) -> str:  # noqa: ANN401
+        """Return what `json_pushed` does as a text: the same object for all sockets, so that it is framed once."""
+        found = self._pushed_text.get(value)
+        return found or self._pushed_text.keep(value, self.json_pushed(value).decode())
+
     async def open_avro(self) -> None:
         """Get ready for `avro_pushed`, of deltas too. Raises IncompatibleSchema, and what the registry raises."""
         if self._serde is not None:
@@ -161,20 +173,20 @@ class StateForm:
         return key
 
 
-class _Encoded:
-    """The encoded form of the last values. They are told apart by identity: sockets on a key share its changes."""
+class _Encoded(Generic[E]):
+    """The encoded form of the last values. They are compared by identity: sockets on a key share its changes."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[Any, bytes]] = deque(maxlen=_KEPT)
+        self._last: deque[tuple[Any, E]] = deque(maxlen=_KEPT)
 
-    def get(self, value: Any) -> bytes | None:  # noqa: ANN401
+    def get(self, value: Any) -> E | None:  # noqa: ANN401
         """Return the encoded form of a value, if it is kept."""
         for kept, encoded in self._last:
             if kept is value:
                 return encoded
         return None
 
-    def keep(self, value: Any, encoded: bytes) -> bytes:  # noqa: ANN401
+    def keep(self, value: Any, encoded: E) -> E:  # noqa: ANN401
         """Keep the encoded form of a value, and return it."""
         self._last.appendleft((value, encoded))
         return encoded

@@ -133,7 +133,7 @@ class StreamResponse:
         while True:
             try:
                 found = await self._wait(stops)
-            except Exception as error:  # the status was sent, so the client is told in the stream
+            except Exception as error:  # the status was sent, so the error goes into the stream
                 await _send_chunk(send, self._problem(error))
                 return self._media_type == EVENT_STREAM
             if isinstance(found, StreamItem):

@@ -1,7 +1,7 @@
 """The gateway while partitions are missing: requests that need their owners are held in order, or refused.
 
 A request to a keyspace or an engine can't be answered before its partition has an owner. If such requests simply went
-on, each would wait by itself, and those that gave up would leave their order to chance. So they wait here, outside of
+on, each would wait on its own, and those that gave up would leave their order to chance. So they wait here, outside of
 the places for requests in flight, and go on together when the last missing partition has an owner.
 """
 

@@ -257,9 +257,34 @@ class JournalWriter:
             routed = await self._find_route(id_)
         self._topology.check_unclaimed("append")
         (position,) = await self._log.append([append.record(routed.route.at, id_)])
-        if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
+        if time.monotonic() > routed.safe_until_s:
+            return await self.settle_late(id_, append, routed, position)
+        self.remember(id_, append.last)
+        return position
+
+    def plain_record(self, id_: str, events: Sequence[Event], origin: str | None) -> tuple[NewRecord, Routed] | None:
+        """Return the record of an append without options that can go to the log at once, and its route.
+
+        None if the append must go the general way: its events are not plain binary ones, or something has to be looked
+        at or waited for first. It is the record that `new_append` and `NewAppend.record` make. The caller writes it in
+        the same turn of the event loop, then calls `settle_late` if the route is no longer safe, else `remember`.
+        """
+        first = events[0].seq_nr
+        if self._waiting or first <= self._written.get(id_, 0) or self._topology.is_claimed:
+            return None
+        routed = self._topology.routed(id_)
+        value = encode_binary_events(events) if routed is not None else None
+        if routed is None or value is None or len(value) > MAX_VALUE_BYTES:
+            return None
+        at = routed.route.at
+        headers = append_headers(first, events[-1].seq_nr, "binary", origin, None)
+        return NewRecord(at.topic, id_.encode(), value, headers, at.partition), routed
+
+    async def settle_late(self, id_: str, append: NewAppend, routed: Routed, position: Position) -> Position:
+        """Return where an append counts that was acknowledged when its route was no longer safe."""
+        if await self._is_stray(id_, routed, position):
             return await self.append_checked(id_, append, expected=None)
-        self._remember(id_, append.last)
+        self.remember(id_, append.last)
         return position
 
     async def write(self, id_: str, action: Delete | Purge) -> Position:
@@ -275,7 +300,7 @@ class JournalWriter:
 
     async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
         """Read the journal's state before an append that may have to be tried again. Raises JournalHeld."""
-        layout = await self._topology.layout()
+        layout = await self._topology.layout(creates=True)
         known = await self._reader.known(id_, layout)
         stored = known.stored
         if stored is not None and stored.held_from is not None:
@@ -318,6 +343,15 @@ class JournalWriter:
         """Write the events of a prepared attempt, perhaps again, and check that they count."""
         return await self._try(attempt, append, expected)
 
+    def remember(self, id_: str, seq_nr: int) -> None:
+        """Remember the last number that was written to a journal."""
+        written = self._written
+        if seq_nr > written.get(id_, 0):
+            written[id_] = seq_nr
+        written.move_to_end(id_)
+        if len(written) > _REMEMBERED:
+            written.popitem(last=False)
+
     def forget(self, id_: str) -> None:
         """Forget the numbers that were written to a journal, because it was purged."""
         self._written.pop(id_, None)
@@ -339,7 +373,7 @@ class JournalWriter:
             # The record is in the log, so the error must not mean "nothing was done". Behind a hold it may count later.
             what = f"checking the append to {attempt.id!r}"
             raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
-        self._remember(attempt.id, append.last)
+        self.remember(attempt.id, append.last)
         return landed
 
     async def _find_route(self, id_: str) -> Routed:
@@ -374,14 +408,6 @@ class JournalWriter:
         if first <= pointer:
             raise WrongSeqNr(id_, first - 1, pointer)
         self.forget(id_)
-
-    def _remember(self, id_: str, seq_nr: int) -> None:
-        written = self._written
-        if seq_nr > written.get(id_, 0):
-            written[id_] = seq_nr
-        written.move_to_end(id_)
-        if len(written) > _REMEMBERED:
-            written.popitem(last=False)
 
     async def _outcome(
         self, attempt: AppendAttempt, position: Position, expected: int | None, digest: str | None

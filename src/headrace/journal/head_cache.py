@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from headrace.errors import Closed, HeadraceError, OffsetOutOfRange, TimedOut
 from headrace.journal.metrics import HEAD_ANSWERS, HEAD_ENTRIES_DROPPED
 from headrace.log import Log
-from headrace.model import Batch, Record, TopicPartition
+from headrace.model import Batch, TopicPartition
 from headrace.observe import get_logger
-from headrace.protocol import Entry, Head, HeadAnswer, HeadKind, decode_action
+from headrace.protocol import Head, HeadAnswer, HeadKind, bare_entries
 from headrace.runtime import Backoff
 from headrace.store import ReplicatedOffset, StoreReader
 
@@ -207,24 +207,8 @@ class HeadCache:
 
 
 def _take(head: Head, batch: Batch) -> None:
-    entries = [entry for record in batch.records if (entry := _bare_entry(record, head.generation)) is not None]
-    head.take(entries, batch.next_offset, {record.offset: record for record in batch.records})
-
-
-def _bare_entry(record: Record, generation: int) -> Entry | None:
-    """Return the entry of a record, without the record itself."""
-    action = decode_action(record)
-    if action is None or record.key is None:
-        return None
-    return Entry(
-        topic=record.topic,
-        id=record.key.decode(),
-        generation=generation,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp_ms=record.timestamp_ms,
-        action=action,
-    )
+    records = batch.records
+    head.take(bare_entries(records, head.generation), batch.next_offset, {record.offset: record for record in records})
 
 
 def _wake(followed: _Followed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter, NewAppend, new_append
@@ -31,6 +31,7 @@ from headrace.model import (
     WrittenPosition,
     check_topic_name,
 )
+from headrace.observe import has_trace
 from headrace.protocol import (
     UNCHECKED,
     Delete,
@@ -99,7 +100,10 @@ class Journal:
         self._many = ManyReads(log, self._topology, store.reader, self._reader, barrier, timeout_s=timeout_s)
         self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(
-            store.snapshots, self._reader, kept=check_count("snapshots_kept", snapshots_kept)
+            store.snapshots,
+            self._reader,
+            kept=check_count("snapshots_kept", snapshots_kept),
+            read_only=read_only,
         )
 
     async def append(
@@ -130,6 +134,23 @@ class Journal:
         self._check_writable("append")
         id_ = check_id(id_)
         given = check_events(events)
+        is_plain = expected is UNCHECKED and append_id is None and attempt is None and metadata is None
+        is_plain = is_plain and payload_metadata is None and headers is None and expire_after is None
+        if is_plain and origin is None and version is None and not has_trace():
+            started_s = perf_counter()
+            plain = self._writer.plain_record(id_, given, self._origin)
+            if plain is not None:
+                record, routed = plain
+                try:
+                    (position,) = await self._log.append([record])
+                    if monotonic() <= routed.safe_until_s:
+                        self._writer.remember(id_, given[-1].seq_nr)
+                    else:
+                        new = new_append(given, AppendOptions(origin=self._origin))
+                        position = await self._writer.settle_late(id_, new, routed, position)
+                    return WrittenPosition.at(position, self._topology.topic_id)
+                finally:
+                    self._operations.end("append", id_, perf_counter() - started_s)
         required = check_expected(expected)
         once = None if append_id is None else check_text("append_id", append_id, least=1)
         prepared = self._prepared(attempt, once, id_) if attempt is not None else None

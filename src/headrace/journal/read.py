@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from itertools import dropwhile
+from itertools import dropwhile, islice
 
 from headrace.errors import IntegrityBroken, ReadAgain, RecordsLost
 from headrace.journal.head_cache import HeadCache
@@ -19,7 +19,7 @@ from headrace.journal.topology import Topology
 from headrace.journal.traces import operation_span
 from headrace.journal.window import FirstRows, KnownJournalState, View, Window, Windows, first_of, last_of, view_of
 from headrace.model import MAX_SEQ_NR, StoredEvent
-from headrace.protocol import Append, Entry, Layout, Stay, event_of_row, events_of_record, exists, pointer_of
+from headrace.protocol import Append, Entry, Layout, Stay, event_of_row, events_of_records, exists, pointer_of
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
 
 __all__ = ["JournalReader"]
@@ -257,9 +257,7 @@ class JournalReader:
         actions = (entry.action for entry in mine if isinstance(entry.action, Append))
         try:
             async for records in self._windows.records(window, [entry.offset for entry in mine]):
-                events: list[StoredEvent] = []
-                for record in records:
-                    events += events_of_record(id_, record, next(actions))
+                events = events_of_records(id_, records, islice(actions, len(records)))
                 # Only the first append can begin below `first`, and only the last one end above `last`.
                 is_within = events[0].seq_nr >= first and events[-1].seq_nr <= last
                 yield events if is_within else [event for event in events if first <= event.seq_nr <= last]

@@ -138,8 +138,8 @@ class _ManyScan:
         key = record.key
         if key == _BOUNDARY:
             self._boundaries.take(record)
-            for each in self._scans.values():
-                each.take(record)
+            for begun in self._scans.values():
+                begun.take(record)
         if key is None or key not in self._wanted:
             return
         scan = self._scans.get(key)

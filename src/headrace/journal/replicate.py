@@ -127,8 +127,8 @@ async def replicate_batch(
         moved = _moved(start, batch, up_to)
         await store.writer.move_replicated(moved)
         if heads is not None:
-            written = {id_: fold.meta for id_, fold in folds.runs.items()}
-            heads.keep(at, _place_of(start), _place_of(moved), written, gone=batch.by_id)
+            written = {id_: journal.meta for id_, journal in folds.additions().items()}
+            heads.keep(at, _place_of(start), _place_of(moved), written, gone=batch.by_id.keys() - written.keys())
     crash_point("replicate.after-offset")
     done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
     return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
@@ -200,12 +200,28 @@ class _Folds:
     runs: dict[str, RunFold] = field(default_factory=dict)
     general: dict[str, KeyFold] = field(default_factory=dict)
 
+    def additions(self) -> dict[str, JournalWrite]:
+        """Return the keys that only get rows and a head: nothing of them has an order among their other writes."""
+        runs = {id_: JournalWrite(fold.meta, fold.rows) for id_, fold in self.runs.items()}
+        general = {id_: _addition(fold) for id_, fold in self.general.items()}
+        return runs | {id_: journal for id_, journal in general.items() if journal is not None}
+
+
+def _addition(fold: KeyFold) -> JournalWrite | None:
+    """Return the rows and the head of a fold; None if it does more than add them."""
+    if len(fold.pieces) != 1 or fold.held or fold.reopened_at is not None:
+        return None
+    (piece,) = fold.pieces
+    if piece.meta is None or not piece.rows or piece.gaps or piece.deletions or piece.purged_at is not None:
+        return None
+    return None if piece.meta.held_from is not None else JournalWrite(piece.meta, piece.rows)
+
 
 async def _fold_all(store: Store, batch: ColumnBatch, start: Place, kept: Mapping[str, JournalMeta]) -> _Folds:
     """Fold all keys, on the heads that are kept or on those of the store."""
     folds, topic = _Folds(), batch.columns.at.topic
-    unknown = [id_ for id_ in batch.runs if id_ not in kept]
-    metas = {**kept, **await store.reader.metas_of(topic, [*unknown, *batch.general.by_id])}
+    unknown = [id_ for id_ in (*batch.runs, *batch.general.by_id) if id_ not in kept]
+    metas = {**kept, **await store.reader.metas_of(topic, unknown)}
     for id_, run in list(batch.runs.items()):
         meta = metas.get(id_)
         # Views look at the folds of keys whose head lies beyond the batch's start.
@@ -227,24 +243,26 @@ async def _fold(store: Store, topic: str, id_: str, meta: JournalMeta | None, en
 
 async def _write_all(store: Store, topic: str, folds: _Folds) -> None:
     """Write all keys. A failure does not stop the other keys, but it fails the batch."""
+    additions = folds.additions()
 
     async def write(id_: str) -> None:
         await _write_key(store, topic, id_, folds.general[id_])
 
-    done = await asyncio.gather(_write_runs(store, folds.runs), _each(folds.general, write), return_exceptions=True)
-    for outcome in done:
+    others = [id_ for id_ in folds.general if id_ not in additions]
+    written = _write_additions(store, list(additions.values())), _each(others, write)
+    for outcome in await asyncio.gather(*written, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
 
-async def _write_runs(store: Store, runs: Mapping[str, RunFold]) -> None:
-    """Write the rows and the state of all runs. Each key passes the same crash points as one that is written alone."""
-    if not runs:
+async def _write_additions(store: Store, journals: Sequence[JournalWrite]) -> None:
+    """Write the rows and the heads of all keys. Each key passes the same crash points as one that is written alone."""
+    if not journals:
         return
-    for _ in runs:
+    for _ in journals:
         crash_point("replicate.before-meta")
-    await store.writer.write_journals([JournalWrite(fold.meta, fold.rows) for fold in runs.values()])
-    for _ in runs:
+    await store.writer.write_journals(journals)
+    for _ in journals:
         crash_point("replicate.before-deletions")
         crash_point("replicate.after-key")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import NoStateYet, UnknownTopic
+from headrace.errors import NoStateYet, ReadOnlyHandle, UnknownTopic
 from headrace.journal.read import JournalReader
 from headrace.journal.window import View
 from headrace.model import Event, Payload
@@ -43,21 +43,26 @@ class JournalSnapshots:
     sees it.
     """
 
-    def __init__(self, snapshots: Snapshots, reader: JournalReader, *, kept: int) -> None:
+    def __init__(self, snapshots: Snapshots, reader: JournalReader, *, kept: int, read_only: bool) -> None:
         self._snapshots = snapshots
         self._reader = reader
         self._kept = kept
+        self._is_read_only = read_only
 
     async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
         """Save the state as of a seq_nr that the journal has reached. If all slots are full, the oldest snapshot goes.
 
         Its time is now, or `timestamp_ms` if that is given.
         """
+        self._check_writable("save a snapshot")
         id_, seq_nr = check_id(id_), check_seq_nr("seq_nr", seq_nr)
         (encoded,) = encode_events([Event(seq_nr, payload)])
         check_size("payload", len(encoded.payload or b""), MAX_VALUE_BYTES)
         saved_ms = SYSTEM_CLOCK.now_ms() if timestamp_ms is None else check_timestamp("timestamp_ms", timestamp_ms)
-        view = await self._reader.view(id_)
+        try:
+            view = await self._reader.view(id_)
+        except UnknownTopic as error:  # nothing was written to the topic yet
+            raise NoStateYet(id_, seq_nr, 0) from error
         meta = view.meta
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
             raise NoStateYet(id_, seq_nr, pointer_of(meta))
@@ -100,6 +105,7 @@ class JournalSnapshots:
 
     async def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
         """Remove the snapshots up to a seq_nr, or all; return their number."""
+        self._check_writable("delete snapshots")
         id_ = check_id(id_)
         if max_seq_nr is not None:
             check_seq_nr("max_seq_nr", max_seq_nr, most=None)
@@ -107,6 +113,10 @@ class JournalSnapshots:
         for row in gone:
             await self._snapshots.delete(self._reader.topic, id_, row.slot, at=Place(row.generation, row.offset))
         return len(gone)
+
+    def _check_writable(self, operation: str) -> None:
+        if self._is_read_only:
+            raise ReadOnlyHandle(f"{operation} in topic {self._reader.topic!r}", "the journal")
 
     async def _of_incarnation(self, id_: str) -> list[SnapshotRow]:
         try:

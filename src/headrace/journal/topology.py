@@ -64,8 +64,9 @@ async def longest_lease_s(settings: SharedSettings, topic: str) -> float:
 class Topology:
     """The layout of one topic.
 
-    A topic that does not exist is created with `partitions`, unless that is None. An existing topic must keep its
-    records as a new one would, or JournalTopicExpires is raised. With `is_reader` nothing is written.
+    A topic that does not exist is created with `partitions`, unless that is None, when something is to be written;
+    whoever only looks gets UnknownTopic. An existing topic must keep its records as a new one would, or
+    JournalTopicExpires is raised. With `is_reader` nothing is written.
     """
 
     def __init__(
@@ -94,10 +95,16 @@ class Topology:
         self._loading: asyncio.Task[Layout] | None = None
         self._asked_s = 0.0
         self._asked_as_writer = False
+        self._asked_to_create = False
         self._from_log: tuple[tuple[Layout | None, str, int], Layout] | None = None
         self._is_shared = False
         self._shared_until_s = 0.0
         self._engine = ""
+
+    @property
+    def is_claimed(self) -> bool:
+        """True if `check_unclaimed` would raise."""
+        return self._engine != ""
 
     def check_unclaimed(self, operation: str) -> None:
         """Raise TopicClaimed if a command engine is the only writer of the topic, by what was read with the layout."""
@@ -109,19 +116,22 @@ class Topology:
         """The topic's id as it was last read; empty before the layout was read."""
         return "" if self._layout is None else self._layout.topic_id
 
-    async def layout(self) -> Layout:
-        """Return the layout, at most a lease old. Calls that come while it is being read share that read."""
+    async def layout(self, *, creates: bool = False) -> Layout:
+        """Return the layout, at most a lease old. Calls that come while it is being read share that read.
+
+        With `creates` a topic that does not exist is created, else UnknownTopic is raised.
+        """
         if (known := self._fresh()) is not None:
             return known
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            layout, trusted_until_s = await self._load_or_go_on()
+            layout, trusted_until_s = await self._load_or_go_on(creates=creates)
             self._layout, self._trusted_until_s = layout, trusted_until_s
             self._routes = {}
             return layout
 
-    async def _load_or_go_on(self) -> tuple[Layout, float]:
+    async def _load_or_go_on(self, *, creates: bool) -> tuple[Layout, float]:
         """Return the layout, and until when it can be trusted. The known one can be trusted longer if the log agrees.
 
         If the store does not answer in time, the read goes on in the background, and the next call joins it.
@@ -131,21 +141,26 @@ class Topology:
         if self._loading is not None and self._loading.done() and time.monotonic() > self._asked_s + self._lease_s:
             self._loading = None  # its caller was cancelled, or went on without it: the topic may have grown since
         if self._loading is None:
-            self._asked_s, self._asked_as_writer = time.monotonic(), self._is_writer
-            self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")
+            self._asked_s, self._asked_as_writer, self._asked_to_create = time.monotonic(), self._is_writer, creates
+            loading = self._load(creates=creates)
+            self._loading = asyncio.get_running_loop().create_task(loading, name=f"headrace-layout-{self.topic}")
             self._loading.add_done_callback(_retrieve_error)
         elif can_go_on:
             patience_s = 0.0
-        loading, asked_s = self._loading, self._asked_s
-        await asyncio.wait([loading], timeout=patience_s)
-        if not loading.done():
+        task, asked_s = self._loading, self._asked_s
+        await asyncio.wait([task], timeout=patience_s)
+        if not task.done():
             return await self._unchanged(TimedOut(f"reading the layout of topic {self.topic!r}", _PATIENCE_S))
         self._loading = None
         is_trusted = self._asked_as_writer or not self._is_writer  # else a call has asked for more than it reads
         try:
-            return loading.result(), asked_s + self._lease_s if is_trusted else 0.0
+            return task.result(), asked_s + self._lease_s if is_trusted else 0.0
         except Unavailable as error:
             return await self._unchanged(error)
+        except UnknownTopic:
+            if not creates or self._asked_to_create:
+                raise
+        return await self._load_or_go_on(creates=creates)  # what was joined had been asked by one who only looks
 
     async def _unchanged(self, error: Unavailable) -> tuple[Layout, float]:
         """Return the known layout if the log has as many partitions as it says, else raise the error.
@@ -198,7 +213,7 @@ class Topology:
         if not self._is_writer:
             self._is_writer = True
             self._trusted_until_s = 0.0  # a layout is trusted for writing if the lease was stored before the read
-        layout = await self.grown()
+        layout = await self.grown(creates=True)
         return Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
 
     async def is_stray(self, id_: str, routed: Routed, offset: int) -> bool:
@@ -221,9 +236,9 @@ class Topology:
         """Return where to write a key's records; waits while the topic is growing."""
         return (await self.find_route(id_)).route
 
-    async def grown(self) -> Layout:
-        """Return the layout, waiting until it is published if the topic is growing."""
-        layout = await self.layout()
+    async def grown(self, *, creates: bool = False) -> Layout:
+        """Return the layout, waiting until it is published if the topic is growing. `creates` is that of `layout`."""
+        layout = await self.layout(creates=creates)
         deadline_s = time.monotonic() + _GROWTH_TIMEOUT_S
         while layout.growing_to is not None:
             if time.monotonic() > deadline_s:
@@ -251,7 +266,7 @@ class Topology:
             if self._lease_s > float(stored or 0.0):
                 await self._settings.put(lease_key(self.topic), str(self._lease_s), expected=stored)
 
-    async def _load(self) -> Layout:
+    async def _load(self, *, creates: bool) -> Layout:
         """Read the layout; store it if it is missing or if the topic was created again."""
         if self._is_writer and not self._is_reader:
             await self._store_lease()
@@ -259,7 +274,7 @@ class Topology:
             self._engine = (await read_terms(self._settings, self.topic)).engine
         while True:
             stored = await self._settings.get(layout_key(self.topic))
-            topic = await self._describe()
+            topic = await self._describe(creates=creates)
             await self._check(topic)
             known = _decode(stored) if stored is not None else None
             layout = await self._current(topic, known)
@@ -289,11 +304,11 @@ class Topology:
                 "a shared journal topic drops records that are not replicated in time", topic=self.topic, reason=reason
             )
 
-    async def _describe(self) -> Topic:
+    async def _describe(self, *, creates: bool) -> Topic:
         try:
             return await self._log.admin.describe(self.topic)
         except UnknownTopic:
-            if self._wanted is None:
+            if self._wanted is None or not creates:
                 raise
         try:
             return await self._log.admin.create(self.topic, partitions=self._wanted, config=JOURNAL_TOPIC)

@@ -1,7 +1,7 @@
 """State by key with the code that changes it: keyspaces, their handlers, and the clients that reach them.
 
 Promises: a message is handled by the owner of its key, one at a time for a key; what a handler writes, in all states of
-its partition and to other topics, is committed together before anybody hears of it; a node that dies costs its callers
+its partition and to other topics, is committed together before anyone can see it; a node that dies costs its callers
 a moment and no error; a read shows every write that was acknowledged before it, unless it allows staleness.
 Does not promise: that a handler runs once. It may be run again from its start; asks carry ids, tells wait for the
 commit.

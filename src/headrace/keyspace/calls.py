@@ -28,7 +28,7 @@ from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
 from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
-from headrace.runtime import own_text
+from headrace.runtime import EXITS, own_text
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ REPLIES = "replies"
 """The state in which every keyspace keeps the replies to messages with ids."""
 
 _ATTEMPTS = 100
-# A handler ends a little before its caller gives up, so that the caller hears that nothing was done.
+# By then as many owners have died, or fallen silent, while they handled it.
+_UNANSWERED = 3
+# A handler ends a little before its caller gives up, so that the caller learns that nothing was done.
 _MARGIN_S = 0.05
 # What a record's handler may take, its asks included.
 _INPUT_S = 60.0
@@ -189,6 +191,9 @@ class CallRunner:
             if kept is not None:
                 await commit(unit)
                 return kept
+            if request.attempt > _UNANSWERED:
+                reason = f"it was tried {_UNANSWERED} times, and no attempt was answered: it may end its process"
+                raise RequestFailed(self._spec.name, call.message, "NoAnswer", reason)
             context = Context(
                 keyspace=self._spec.name,
                 partition=self._states.partition,
@@ -285,7 +290,9 @@ class CallRunner:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             raise self._failed(message, error) from error  # the handler's own: of something that it awaited
-        except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
+        except (*EXITS, GeneratorExit):
+            raise
+        except BaseException as error:  # a time-out of its own, too; ours arrives here as a cancellation
             raise self._failed(message, error) from error
         finally:
             context.end()

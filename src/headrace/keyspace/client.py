@@ -345,7 +345,7 @@ class KeyspaceClient:
             raise BadArgument("key", text[:60], f"it is no key of state {state!r}: {error}") from error
 
     async def open(self) -> None:
-        """Get ready, which every request does by itself: fetch or register the schemas of messages and values."""
+        """Get ready, which every request does if necessary: fetch or register the schemas of messages and values."""
         if self._is_open:
             return
         async with self._opening:

@@ -76,7 +76,7 @@ class Context:
         self._asks += 1
         number = self._asks
         if self._gate is not None:
-            await self._gate()  # what is read here may be told to nobody while the last owner may still answer
+            await self._gate()  # nobody may see what is read here while the last owner may still answer
         left_s = self.left_s if timeout_s is None else min(timeout_s, self.left_s)
         return await self._client_of(keyspace).ask(
             message,
@@ -123,11 +123,11 @@ class Context:
             raise ContextEnded(f"the handler of request {self.request_id!r}", f"context.{call}")
 
     async def prepare_tells(self) -> None:
-        """Make what was told ready to be sent, before the commit: what is wrong with a message fails the call."""
+        """Make the messages of `tell` ready to be sent, before the commit: a wrong message fails the call."""
         self._sends = [(client.name, await client.prepare_tell(message)) for client, message in self._tells]
 
     def send_tells(self) -> None:
-        """Send what was told; called when the call is committed. What can't be sent is lost, as a tell may be."""
+        """Send the messages of `tell`; called after the commit. What can't be sent is lost, as a tell may be."""
         for keyspace, send in self._sends:
             try:
                 send()

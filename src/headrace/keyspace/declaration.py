@@ -226,7 +226,7 @@ class Keyspace:
     """State by key, with the code that changes it. Derive from it; see the head of this file.
 
     Promises to its handlers: one at a time for a key; what one writes, in all states, is committed together or not at
-    all, before anybody hears of it. A handler may be run again from its start if another one changed what it had read.
+    all, before anyone can see it. A handler may be run again from its start if another one changed what it had read.
     """
 
     spec: ClassVar[KeyspaceSpec]

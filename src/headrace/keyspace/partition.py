@@ -68,7 +68,7 @@ ReadOperation: TypeAlias = GetValue | ReadPage | FindByIndex | CountKeys
 
 
 class OwnerWriter:
-    """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be told."""
+    """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be shown."""
 
     def __init__(self, owner: Owner, changelogs: Collection[TopicPartition]) -> None:
         self._owner = owner
@@ -296,7 +296,7 @@ class KeyspacePartition:
             raise
 
     async def _commit(self, unit: UnitOfWork, tenure: int, deadline_s: float) -> None:
-        """Commit what there is, and wait until it may be told."""
+        """Commit what there is, and wait until it may be shown."""
         self._expect_same(tenure)
         if unit.is_empty:
             await self._gate(tenure, deadline_s)
@@ -340,6 +340,7 @@ class KeyspacePartition:
         """Do what an owner does beside requests: publish after the wait, settle, stay young, remove what is due."""
         loop = asyncio.get_running_loop()
         is_held, expire_at_s, confirm_at_s = True, 0.0, 0.0
+        told: type[Exception] | None = None
         while True:
             try:
                 if self._states.unsettled is not None:
@@ -357,10 +358,14 @@ class KeyspacePartition:
                         await self._states.expire_due()
                         expire_at_s = loop.time() + self._settings.expire_every_s
                         self.health.up()
+                        told = None
             except StateConflict:
                 pass  # a value that was due was written again; it is looked at in the next round
             except Exception as error:  # whatever it is, the partition needs this task for as long as it is owned
-                _logger.warning("minding failed", keyspace=self._spec.name, error=f"{error!r}")
+                if type(error) is not told:  # a full disk stays full for a while: once says it
+                    at = self.changelogs[0].partition
+                    _logger.warning("minding failed", keyspace=self._spec.name, partition=at, error=f"{error!r}")
+                told = type(error)
                 self.health.down(f"{type(error).__name__}: {error}")
                 expire_at_s = confirm_at_s = 0.0  # the next round tries all of it again
                 await asyncio.sleep(_CONFIRM_EVERY_S)

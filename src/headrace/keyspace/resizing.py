@@ -71,7 +71,7 @@ async def resize_keyspace(
     *,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ResizeReport:
-    """Copy a keyspace to topics with another number of partitions. Callers wait meanwhile; nodes go on by themselves.
+    """Copy a keyspace to topics with another number of partitions. Callers wait meanwhile; nodes go on automatically.
 
     Raises BadArgument for a keyspace that was never served, or has input topics, and Fenced if another run has begun.
     """

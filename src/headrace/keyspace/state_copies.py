@@ -37,7 +37,7 @@ _PAGE = 256
 _POLL_S = 5.0
 _CHANGES = 500
 _OFFSET = re.compile(r"-?[0-9]{1,18}")
-# A subscriber hears of a partition that nobody serves.
+# A subscriber gets an error for a partition that nobody serves.
 _GIVE_UP_S = 60.0
 _BACKOFF = Backoff(first_s=0.02, limit_s=0.5)
 

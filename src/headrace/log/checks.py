@@ -177,13 +177,20 @@ def _check_record(record: NewRecord) -> None:
     """Refuse a record that the log could not return unchanged."""
     if type(record) is not NewRecord and not isinstance(record, NewRecord):
         raise BadArgument("records", record, "each of them must be a NewRecord")
-    check_topic(record.topic)
+    if type(record.topic) is str:
+        _known_name(record.topic)
+    else:
+        check_topic(record.topic)
     if type(record.key) is not bytes and not isinstance(record.key, _BYTES):
         _refuse(record, "key", record.key, "it must be bytes or None")
     if type(record.value) is not bytes and not isinstance(record.value, _BYTES):
         _refuse(record, "value", record.value, "it must be bytes or None")
-    if record.headers != ():
-        _check_headers(record)
+    headers = record.headers
+    if headers != ():
+        if type(headers) is tuple and len(headers) == 1 and _is_usual(headers[0]):
+            _known_header(headers[0][0])
+        else:
+            _check_headers(record)
     partition = record.partition
     if partition is not None and not (type(partition) is int and 0 <= partition <= MAX_PARTITIONS):
         _check_partition(partition)
@@ -197,8 +204,8 @@ def _check_headers(record: NewRecord) -> None:
     if not isinstance(record.headers, _MANY):
         _refuse(record, "headers", record.headers, "they must be a tuple of (name, value)")
     for header in record.headers:
-        if type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) is bytes:
-            _known_header(header[0])  # the usual case
+        if _is_usual(header):
+            _known_header(header[0])
             continue
         if not isinstance(header, tuple) or len(header) != 2:
             _refuse(record, "header", header, "it must be a tuple of a name and a value")
@@ -208,6 +215,10 @@ def _check_headers(record: NewRecord) -> None:
         _utf8("header name", name)
         if not isinstance(value, _BYTES):
             _refuse(record, f"header {name!r}", value, "its value must be bytes or None; encode text first")
+
+
+def _is_usual(header: object) -> bool:
+    return type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) is bytes
 
 
 @lru_cache(maxsize=1024)

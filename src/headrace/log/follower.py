@@ -117,11 +117,13 @@ class Feed:
         """Add the next records."""
         if turn != self.turn or self.error is not None or batch.next_offset <= self.position:
             return
-        records = [record for record in batch.records if record.offset >= self.position]
+        records = batch.records
+        if records and records[0].offset < self.position:
+            records = [record for record in records if record.offset >= self.position]
         if not records and self._chunks:
             self._chunks[-1] = self._chunks[-1]._replace(end=batch.next_offset)
         else:
-            size_bytes = sum(map(_size, records))
+            size_bytes = _size_of(records)
             self._chunks.append(_Chunk(self.position, records, batch.next_offset, size_bytes))
             self._count(len(records), size_bytes)
         self.position = batch.next_offset
@@ -319,7 +321,7 @@ class Following:
                 async with contextlib.aclosing(self._read(feed.at, start, end, timeout_s=_SLICE_PATIENCE_S)) as batches:
                     async for batch in batches:
                         found.append(batch)
-                        size_bytes += sum(map(_size, batch.records))
+                        size_bytes += _size_of(batch.records)
                         if size_bytes >= _SLICE_BYTES:
                             break
             except TimedOut:  # an open transaction is in the way, or the topic was replaced
@@ -353,8 +355,9 @@ class Following:
             feed.clear()
 
 
-def _size(record: Record) -> int:
-    return _RECORD_BYTES + len(record.value or b"") + len(record.key or b"")
+def _size_of(records: Sequence[Record]) -> int:
+    content_bytes = sum([len(record.value or b"") + len(record.key or b"") for record in records])
+    return _RECORD_BYTES * len(records) + content_bytes
 
 
 def _bare(batch: Batch) -> Batch:

@@ -159,8 +159,8 @@ class WrittenPosition(Position):
     @classmethod
     def at(cls, position: Position, topic_id: str) -> WrittenPosition:
         """Return a position in the topic with this id."""
-        written = cls(*position)
-        written._topic_id = topic_id
+        written = tuple.__new__(cls, position)
+        written._topic_id = topic_id  # noqa: SLF001 - it is of this class
         return written
 
     @property

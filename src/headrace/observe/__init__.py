@@ -31,7 +31,7 @@ from headrace.observe.progress import (
     SilentProgress,
     progress_on,
 )
-from headrace.observe.traces import extract, extract_text, inject, is_traced, linked_span, span, untraced
+from headrace.observe.traces import extract, extract_text, has_trace, inject, is_traced, linked_span, span, untraced
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -56,6 +56,7 @@ __all__ = [
     "extract_text",
     "gauge",
     "get_logger",
+    "has_trace",
     "histogram",
     "inject",
     "is_traced",

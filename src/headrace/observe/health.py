@@ -49,7 +49,7 @@ class Health:
         return self._children.setdefault(name, Health(name, state=state))
 
     def include(self, source: HealthSource) -> None:
-        """Add a tree below this node that is made whenever somebody looks; None while there is none."""
+        """Add a tree below this node that is made at each look; None while there is none."""
         self._sources.append(source)
 
     def adopt(self, tree: Health) -> None:

@@ -12,7 +12,7 @@ __all__ = ["line_chart"]
 
 _MOST_WIDE = 100
 _HEIGHT = 14
-# Lines are told apart by their characters, because a terminal's colours are not known. One alone gets the finest.
+# Lines differ by their characters, because a terminal's colours are not known. One alone gets the finest.
 _MARKERS = ("•", "×", "o", "+")
 _TICKS = 5
 _DAY_S = 86_400

@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from headrace.model import Headers
 
-__all__ = ["extract", "extract_text", "inject", "is_traced", "linked_span", "span", "untraced"]
+__all__ = ["extract", "extract_text", "has_trace", "inject", "is_traced", "linked_span", "span", "untraced"]
 
 _propagator = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("headrace")
@@ -60,6 +60,11 @@ def linked_span(
 def is_traced() -> bool:
     """Return True if spans go anywhere: the application has set up an SDK."""
     return not _is_unset()
+
+
+def has_trace() -> bool:
+    """Return True if a span may have to be made or passed on here; if not, `span` and `inject` would do nothing."""
+    return bool(get_current()) or not _is_unset()
 
 
 def _is_unset() -> bool:

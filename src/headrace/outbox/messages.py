@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.model import Headers, NewRecord, partition_of
+from headrace.protocol import check_finite
 
 __all__ = [
     "EVENT_ID",
@@ -52,7 +53,10 @@ def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applic
     if isinstance(key, int | uuid.UUID | decimal.Decimal):
         return str(key).encode()
     try:
-        return _encoder.encode(key)
+        encoded = _encoder.encode(key)
+        if b"null" in encoded:
+            check_finite(key)  # NaN would be the key of None
+        return encoded
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArgument("key", key, f"it has no JSON form: {error}") from error
 

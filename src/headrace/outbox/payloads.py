@@ -24,6 +24,7 @@ from headrace.outbox.messages import (
     with_event_id,
 )
 from headrace.outbox.ports import Serializer
+from headrace.protocol import encode_json
 
 __all__ = ["BytesSerializer", "JsonDecoder", "JsonSerializer", "RowEncoder"]
 
@@ -41,12 +42,15 @@ class BytesSerializer:
 
 
 class JsonSerializer:
-    """JSON, keys in the order given; takes what msgspec takes: dicts, dataclasses, datetimes, UUIDs …"""
+    """JSON, keys in the order given; takes what msgspec takes: dicts, dataclasses, datetimes, UUIDs …
+
+    What consumers would not read as it was given is refused, as in journals: NaN and infinity, deep nesting.
+    """
 
     def serialize(self, value: Any) -> bytes:  # noqa: ANN401
         """Return the JSON."""
         try:
-            return msgspec.json.encode(value)
+            return encode_json(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadArgument("payload", value, f"JSON can't hold it: {error}") from error
 

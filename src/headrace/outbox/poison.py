@@ -1,4 +1,4 @@
-"""Poison: messages that can't be sent, how they are told from a log that is away, and what they hold back."""
+"""Poison: messages that can't be sent, how they differ from a log that is away, and what they hold back."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@ from headrace.protocol.entries import (
     EntryScanner,
     PartitionBatch,
     Stretch,
+    bare_entries,
     batch_of,
     entries_of,
     entry_of,
     next_generation,
     stretches_of,
 )
-from headrace.protocol.events import decode_append, event_of_row, events_of_record
+from headrace.protocol.events import decode_append, event_of_row, events_of_record, events_of_records
 from headrace.protocol.fold import Effect, Entry, Step, exists, held_place, pointer_of, record_id_of, step
 from headrace.protocol.head import Head, HeadAnswer, HeadIndex, HeadKind
 from headrace.protocol.headers import ACTION_HEADER, append_headers, decode_action, encode_action, encode_user_headers
@@ -42,9 +43,11 @@ from headrace.protocol.limits import (
     check_timestamp,
 )
 from headrace.protocol.payloads import (
+    MAX_JSON_DEPTH,
     AppendValue,
     Encoded,
     check_finite,
+    checked_depth,
     checked_json,
     decode_payload,
     encode_binary_events,
@@ -58,6 +61,7 @@ from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch
 __all__ = [
     "ACTION_HEADER",
     "BOUNDARY_KEY",
+    "MAX_JSON_DEPTH",
     "MAX_METADATA_BYTES",
     "MAX_VALUE_BYTES",
     "UNCHECKED",
@@ -92,6 +96,7 @@ __all__ = [
     "Unchecked",
     "Verdict",
     "append_headers",
+    "bare_entries",
     "batch_of",
     "check_count",
     "check_events",
@@ -106,6 +111,7 @@ __all__ = [
     "check_tag",
     "check_text",
     "check_timestamp",
+    "checked_depth",
     "checked_json",
     "column_batch",
     "decode_action",
@@ -123,6 +129,7 @@ __all__ = [
     "entry_of",
     "event_of_row",
     "events_of_record",
+    "events_of_records",
     "exists",
     "fold_key",
     "fold_run",

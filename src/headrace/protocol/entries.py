@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
-from headrace.protocol.actions import Mark
+from headrace.protocol.actions import Action, Mark
 from headrace.protocol.fold import Entry
-from headrace.protocol.headers import decode_action
+from headrace.protocol.headers import ACTION_HEADER, decode_action, lone_append
 from headrace.protocol.layout import Layout
 from headrace.store import DEFAULT_SEGMENT_SIZE, Place
 
@@ -19,6 +19,7 @@ __all__ = [
     "EntryScanner",
     "PartitionBatch",
     "Stretch",
+    "bare_entries",
     "batch_of",
     "entries_of",
     "entry_of",
@@ -60,6 +61,43 @@ def entry_of(
         segment_size=segment_size,
         record=record,
     )
+
+
+def bare_entries(records: Iterable[Record], generation: int) -> list[Entry]:
+    """Return the entries of records, without the records themselves, leaving out those that have none.
+
+    It returns what `entry_of` does, without the record. Nearly all records are plain appends, of few keys: these are
+    decoded here in one go, and each key once.
+    """
+    entries: list[Entry] = []
+    ids: dict[bytes, str] = {}
+    for record in records:
+        headers, key = record.headers, record.key
+        action: Action | None = None
+        if len(headers) == 1 and headers[0][0] == ACTION_HEADER and (written := headers[0][1]) is not None:
+            action = lone_append(written)
+        if action is None:
+            action = decode_action(record)
+        if action is None or key is None:
+            continue
+        id_ = ids.get(key)
+        if id_ is None:
+            try:
+                id_ = ids[key] = key.decode()
+            except UnicodeDecodeError:  # no journal has such an id
+                continue
+        entries.append(
+            Entry(
+                topic=record.topic,
+                id=id_,
+                generation=generation,
+                partition=record.partition,
+                offset=record.offset,
+                timestamp_ms=record.timestamp_ms,
+                action=action,
+            )
+        )
+    return entries
 
 
 def next_generation(generation: int, mark: Mark) -> int:

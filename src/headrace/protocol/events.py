@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 
@@ -10,10 +11,10 @@ from headrace.errors import BadArgument, JournalHeld
 from headrace.model import Record, StoredEvent
 from headrace.protocol.actions import Append, duration_of
 from headrace.protocol.headers import user_headers
-from headrace.protocol.payloads import AppendValue, Encoded, binary_event, decode_payload, decode_value
+from headrace.protocol.payloads import AppendValue, Encoded, binary_event, binary_payload, decode_payload, decode_value
 from headrace.store import MAX_PAYLOAD_BYTES, EventRow, why_tags_are_refused
 
-__all__ = ["decode_append", "event_of_row", "events_of_record"]
+__all__ = ["decode_append", "event_of_row", "events_of_record", "events_of_records"]
 
 
 class _RowMetadata(msgspec.Struct, frozen=True):
@@ -90,6 +91,36 @@ def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEve
         )
         for event in decoded.events
     ]
+
+
+def events_of_records(id_: str, records: Iterable[Record], actions: Iterable[Append]) -> list[StoredEvent]:
+    """Return the events of records, each with its action, as `events_of_record` does; single binary ones in one go."""
+    events: list[StoredEvent] = []
+    for record, action in zip(records, actions, strict=True):
+        value, seq_nr = record.value, action.first
+        payload = None
+        if value is not None and seq_nr == action.last and action.metadata is None and len(record.headers) == 1:
+            payload = binary_payload(value, seq_nr) if action.payload_format == "binary" else None
+        if payload is None:
+            events += events_of_record(id_, record, action)
+            continue
+        events.append(
+            StoredEvent(
+                seq_nr,
+                payload,
+                (),
+                record.partition,
+                record.offset,
+                record.timestamp_ms,
+                None,
+                None,
+                None,
+                {},
+                action.origin,
+                action.version,
+            )
+        )
+    return events
 
 
 def _plain_event(record: Record, action: Append, seq_nr: int, payload: bytes) -> StoredEvent:

@@ -20,7 +20,7 @@ from enum import Enum
 import msgspec
 
 from headrace.model import Record
-from headrace.protocol.actions import Mark, Poison, Purge
+from headrace.protocol.actions import Append, Mark, Poison, Purge
 from headrace.protocol.entries import next_generation
 from headrace.protocol.fold import Entry
 
@@ -147,14 +147,18 @@ class Head:
         `records` are the records to keep, by offset.
         """
         for entry in entries:
-            if entry.offset < self.position:
+            offset = entry.offset
+            if offset < self.position:
                 continue
             if isinstance(entry.action, Mark):
                 self._pass_mark(entry.action)
             else:
                 self._add(entry)
-                self._keep(records.get(entry.offset))
-            self.position = entry.offset + 1
+                record = records.get(offset)
+                if record is not None and record.value is not None:
+                    self._records[offset] = record
+                    self.record_bytes += _size(record)
+            self.position = offset + 1
         self.position = max(self.position, position)
 
     def ask(self, id_: str, *, after: int, up_to: int) -> HeadAnswer:
@@ -255,19 +259,15 @@ class Head:
         key = self._keys.get(entry.id)
         if key is None:
             key = self._keys[entry.id] = _Key(self._evicted_to + 1)
-        self._keys.move_to_end(entry.id)
-        if _clears(entry, key):
+        else:
+            self._keys.move_to_end(entry.id)
+        if type(entry.action) is not Append and _clears(entry, key):
             self._forget(key)
             key.cleared_at = entry.offset
         if entry.record is not None or entry.generation != self.generation:
             entry = msgspec.structs.replace(entry, record=None, generation=self.generation)
         key.entries.append(entry)
         self.actions += 1
-
-    def _keep(self, record: Record | None) -> None:
-        if record is not None and record.value is not None:
-            self._records[record.offset] = record
-            self.record_bytes += _size(record)
 
     def _forget(self, key: _Key) -> None:
         self.actions -= len(key.entries)

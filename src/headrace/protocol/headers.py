@@ -14,6 +14,7 @@ from headrace.errors import BadArgument
 from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.protocol.actions import Action, Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict, raw_json
 from headrace.protocol.limits import MAX_HEADERS_BYTES, check_headers, check_size, check_text
+from headrace.protocol.payloads import MAX_JSON_DEPTH, checked_depth
 from headrace.store import Place
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "decode_action",
     "encode_action",
     "encode_user_headers",
+    "lone_append",
     "plain_append",
     "user_headers",
 ]
@@ -47,6 +49,7 @@ _VERDICTS = {b"skip": True, b"release": False}
 
 Written: TypeAlias = Append | Mark | Delete | Purge | Verdict
 
+_MOST_LEVELS = MAX_JSON_DEPTH + 3  # the header, its action, the metadata, and what the application gave
 _MAX_SEGMENT_SIZE = (1 << 31) - 1  # the store keeps it as an int
 
 
@@ -114,7 +117,7 @@ def plain_append(written: bytes) -> tuple[Append, AppendTemplate] | None:
     """Return the append of an action header that has no metadata, and its template; None for any other header."""
     match = _RANGED.fullmatch(written)
     template = _template(match[3]) if match is not None else None
-    append = _plain_append(written) if template is not None else None
+    append = lone_append(written) if template is not None else None
     return (append, template) if append is not None and template is not None else None
 
 
@@ -176,11 +179,11 @@ def decode_action(record: Record) -> Action | None:
     if written is None or not _is_text(record.key):
         return None
     try:
-        if len(headers) == 1 and (append := _plain_append(written)) is not None:
+        if len(headers) == 1 and (append := lone_append(written)) is not None:
             return append
         written.decode()  # what is carried as it is must be text as well
-        return _action(_decode(written), headers)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return _action(_decode(checked_depth(written, _MOST_LEVELS)), headers)
+    except (msgspec.DecodeError, ValueError) as error:
         return Poison(f"header {ACTION_HEADER}: {error}")
 
 
@@ -201,14 +204,18 @@ def _own_headers(headers: Headers) -> Mapping[str, bytes | None]:
     return {name: value for name, value in headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
 
 
-def _plain_append(written: bytes) -> Append | None:
-    """Return the append of a header that we wrote and that differs from a known one only in its range."""
+def lone_append(written: bytes) -> Append | None:
+    """Return the append of an action header without others of ours beside it; None if it must be decoded in full.
+
+    It is one that we wrote, and that differs from a known one only in its range.
+    """
     match = _RANGED.fullmatch(written)
-    around = _decoded_around(match[3]) if match is not None else None
-    if match is None or around is None:
+    if match is None:
         return None
-    first, last = int(match[1]), int(match[2])
-    if first > last:
+    first_text, last_text, rest = match.groups()
+    around = _decoded_around(rest)
+    first, last = int(first_text), int(last_text)
+    if around is None or first > last:
         return None
     return Append(
         first=first,
@@ -228,8 +235,8 @@ def _decoded_around(around: bytes) -> Append | None:
     written = _RANGE % (1, 1) + around
     try:
         written.decode()
-        action = _action(_decode(written), {})
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        action = _action(_decode(checked_depth(written, _MOST_LEVELS)), {})
+    except (msgspec.DecodeError, ValueError):
         return None
     return action if isinstance(action, Append) else None
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
 
 import msgspec
 
@@ -18,10 +19,13 @@ from headrace.model import Event, Payload
 from headrace.protocol.actions import PayloadFormat, raw_json
 
 __all__ = [
+    "MAX_JSON_DEPTH",
     "AppendValue",
     "Encoded",
     "binary_event",
+    "binary_payload",
     "check_finite",
+    "checked_depth",
     "checked_json",
     "decode_payload",
     "decode_value",
@@ -31,6 +35,10 @@ __all__ = [
     "encode_json_payload",
     "encode_value",
 ]
+
+# Decoders call themselves for each level, and Python ends them at 1000 calls, those of the program included. A depth
+# that only some readers can decode would hold a journal in one process and not in another.
+MAX_JSON_DEPTH: Final = 500
 
 _KINDS = (None, "binary", "json", "text")
 _INT = struct.Struct(">i")
@@ -43,8 +51,9 @@ _BINARY = 1
 # A whole value of one such event, up to its payload: version, count, and the event as above.
 _ONE = struct.Struct(">BiiqiBi")
 _NO_METADATA = b"{}"
-_TOO_DEEP = "its JSON is nested too deeply"
-_DEEP_AT_MOST = 500
+_ENVELOPE_DEPTH = 3  # of a value around its payloads: the value, its list of events, the event
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_AS_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: 1 and -1
 _ONE_JSON = b'{"events":[{"seqNr":%d,"tags":[],"payloadType":"json","payload":%b}],"metadata":{}}'
 _json_encode = msgspec.json.Encoder().encode
 
@@ -142,6 +151,16 @@ def binary_event(value: bytes) -> tuple[int, bytes] | None:
     return seq_nr, value[_ONE.size : -2]
 
 
+def binary_payload(value: bytes, seq_nr: int) -> bytes | None:
+    """Return the payload of a value that holds exactly one plain binary event of that number, else None."""
+    size = len(value) - _ONE.size - len(_NO_METADATA)
+    if size < 0 or not value.endswith(_NO_METADATA):
+        return None
+    if not value.startswith(_ONE.pack(1, 1, _UNTAGGED_BODY + size, seq_nr, 0, _BINARY, size)):
+        return None
+    return value[_ONE.size : -2]
+
+
 def encode_value(value: AppendValue) -> tuple[PayloadFormat, bytes]:
     """Return the form of the record's value, and its bytes."""
     if any(event.payload_type == "binary" for event in value.events):
@@ -166,8 +185,6 @@ def decode_value(payload_format: PayloadFormat, value: bytes | None) -> AppendVa
         return _decode_json(value) if payload_format == "json" else _decode_binary(value)
     except (struct.error, IndexError) as error:
         raise ValueError(f"the binary value is cut off: {error}") from error
-    except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error
 
 
 def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
@@ -204,10 +221,10 @@ def encode_json(value: object) -> bytes:
     """Encode a value as JSON that decodes to the same value. Raises TypeError, ValueError, RecursionError."""
     raw = _json_encode(value)
     raw.decode()
-    _decode_raw(raw)  # raw JSON inside the value was copied without a check
+    _decode_raw(checked_json(raw))  # raw JSON inside the value was copied without a check
     if b"null" in raw and type(value) is not msgspec.Raw:  # JSON that is given as it is has no such numbers
         check_finite(value)
-    return checked_json(raw)
+    return raw
 
 
 def check_finite(value: object) -> None:
@@ -224,18 +241,29 @@ def check_finite(value: object) -> None:
 
 
 def checked_json(raw: bytes) -> bytes:
-    """Return the JSON if a reader will be able to decode it. Raises ValueError if it is nested too deeply."""
-    if raw.count(b"[") + raw.count(b"{") > _DEEP_AT_MOST:
-        try:
-            msgspec.json.decode(raw)
-        except RecursionError as error:
-            raise ValueError(_TOO_DEEP) from error
+    """Return the JSON if every reader can decode it. Raises ValueError if it is nested deeper than MAX_JSON_DEPTH."""
+    return checked_depth(raw, MAX_JSON_DEPTH)
+
+
+def checked_depth(raw: bytes, most: int) -> bytes:
+    """Count the levels without decoding: a decoder's own limit depends on how many calls lead to it."""
+    if raw.count(b"[") + raw.count(b"{") > most:
+        escaped = raw.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in raw else raw
+        # Quotes side by side are a text without brackets, or two texts that become one.
+        parts = escaped.translate(None, _NO_BRACKETS).replace(b'""', b"").split(b'"')
+        steps = b"".join(parts[::2]).translate(_AS_STEPS)
+        if max(accumulate(memoryview(steps).cast("b")), default=0) > most:
+            raise ValueError(f"its JSON is nested too deeply, by more than {MAX_JSON_DEPTH} levels")
     return raw
 
 
 def _decode_json(value: bytes) -> AppendValue:
     value.decode()  # payloads are copied without decoding, but must be UTF-8
-    decoded = _decode_json_value(value)
+    try:
+        decoded = _decode_json_value(value)
+    except RecursionError:  # its own depth, or that of the program around it, which is no fault of the record
+        checked_depth(value, MAX_JSON_DEPTH + _ENVELOPE_DEPTH)
+        raise
     return _value_of(tuple(map(_encoded, decoded.events)), decoded.metadata)
 
 
@@ -282,7 +310,7 @@ def _decode_binary(value: bytes) -> AppendValue:
     if version == 1 and metadata == _NO_METADATA:
         return AppendValue(tuple(events))
     metadata.decode()
-    return _value_of(tuple(events), _decode_metadata(metadata) if version == 1 else _Metadata())
+    return _value_of(tuple(events), _decode_metadata(checked_json(metadata)) if version == 1 else _Metadata())
 
 
 def _decode_binary_event(body: bytes) -> Encoded:

@@ -146,7 +146,7 @@ class _Service:
         return min(self._settings.request_timeout_s, math.inf if left_s is None else left_s)
 
     async def _end(self, method: str, error: Exception, context: Any) -> None:  # noqa: ANN401 - grpc's
-        """End the call with the status of an error; what the caller is not told is logged."""
+        """End the call with the status of an error; what the status leaves out is logged."""
         status, request_id = status_of(error), uuid.uuid4().hex
         if status.is_hidden:
             is_bug = status.code == "INTERNAL"
@@ -188,5 +188,5 @@ def _listen(server: Any, settings: GrpcSettings) -> int:  # noqa: ANN401 - grpc'
         else:
             port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise GrpcListenFailed(listen, str(error)) from error
+        raise GrpcListenFailed(listen, str(error).partition(";")[0]) from error
     return port

@@ -8,11 +8,13 @@ almost nothing.
 from headrace.runtime.backoff import Backoff
 from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
-from headrace.runtime.error_texts import error_text, own_text
+from headrace.runtime.error_texts import EXITS, error_text, own_text
 from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
-from headrace.runtime.plugins import load_backend
+from headrace.runtime.open_files import raise_open_files
+from headrace.runtime.plugins import load_backend, load_named
+from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
 from headrace.runtime.workers import Supervisor, Worker
@@ -20,6 +22,7 @@ from headrace.runtime.workers import Supervisor, Worker
 __all__ = [
     "CRASH_AT_VARIABLE",
     "CRASH_FILE_VARIABLE",
+    "EXITS",
     "SYSTEM_CLOCK",
     "Backoff",
     "BlockingIterator",
@@ -34,10 +37,14 @@ __all__ = [
     "crash_point",
     "elapsed_ms",
     "error_text",
+    "has_ended",
     "in_thread",
     "load_backend",
+    "load_named",
     "moment_of",
     "own_text",
+    "process_name",
+    "raise_open_files",
     "rare_collections",
     "shutdown_on_signals",
     "watching",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from headrace.errors import HeadraceError
 
-__all__ = ["error_text", "own_text"]
+__all__ = ["EXITS", "error_text", "own_text"]
+
+# What ends the program. Whatever else an application's code raises is its own failure, also if it is no Exception, as
+# the panics of extensions in Rust and the outcomes of pytest.
+EXITS = (KeyboardInterrupt, SystemExit)
 
 
 def error_text(error: BaseException) -> str:

@@ -9,10 +9,13 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import BadArgument, Closed
+from headrace.observe import get_logger
 
 __all__ = ["BlockingIterator", "LoopThread"]
 
 T = TypeVar("T")
+
+_logger = get_logger(__name__)
 
 
 class LoopThread:
@@ -70,9 +73,10 @@ class LoopThread:
         self.run(self._wait_for_endings())
 
     def close(self) -> None:
-        """Finish what was started, and stop the loop."""
+        """Finish what `run_later` started, cancel the background tasks that are left, and stop the loop."""
         if self._thread.is_alive():
             self.finish()
+            self.run(self._end_the_rest())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -89,6 +93,15 @@ class LoopThread:
     async def _wait_for_endings(self) -> None:
         while self._endings:
             await asyncio.wait(self._endings)
+
+    async def _end_the_rest(self) -> None:
+        """Do what `asyncio.run` does at its end: a task that is left pending is reported on stderr by asyncio."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        _cancel(list(left))
+        for outcome in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                _logger.warning("a background task failed while it was ended", error=repr(outcome))
+        await self._loop.shutdown_asyncgens()
 
 
 class BlockingIterator(Iterator[T], Generic[T]):

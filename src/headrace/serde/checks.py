@@ -7,6 +7,7 @@ zone as local time.
 from __future__ import annotations
 
 import datetime as dt
+import struct
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
@@ -15,6 +16,7 @@ from typing import Any
 __all__ = ["CHECKS", "UNTOUCHED"]
 
 _INT_MAX = (1 << 31) - 1
+_SINGLE = struct.Struct("<f")
 
 
 def _long(value: Any) -> int:  # noqa: ANN401
@@ -38,9 +40,19 @@ def _boolean(value: Any) -> bool:  # noqa: ANN401
 
 
 def _double(value: Any) -> float:  # noqa: ANN401
-    if type(value) is float:
+    if isinstance(value, float):
         return value
-    return float(_long(value)) if not isinstance(value, float) else value
+    number = float(_long(value))
+    if int(number) != value:
+        raise ValueError(f"{value} would be rounded to {number}")
+    return number
+
+
+def _single(value: Any) -> float:  # noqa: ANN401
+    number = _double(value)
+    if not isinstance(value, float) and _SINGLE.unpack(_SINGLE.pack(number))[0] != number:
+        raise ValueError(f"{value} would be rounded to 32 bits")
+    return number
 
 
 def _aware(value: Any) -> dt.datetime:  # noqa: ANN401
@@ -101,7 +113,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "boolean": _boolean,
     "int": _int,
     "long": _long,
-    "float": _double,
+    "float": _single,
     "double": _double,
     "date": _date,
     "time-millis": _millis(_local_time),

@@ -14,12 +14,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headrace.errors import FetchFailed, MissingExtra
-from headrace.services.packages import Cache, Package
+from headrace.services.packages import Cache, Package, locked
 from headrace.services.watcher import Watcher
 
-__all__ = ["fetch", "tar_of", "tar_within_zip", "unpack", "zip_folder"]
+__all__ = ["fetch", "spark_jars", "tar_of", "tar_within_zip", "unpack", "zip_folder"]
 
 Extract = Callable[[Path, Path], None]
+
+
+def spark_jars(watcher: Watcher, *, cache: Cache | None = None) -> list[Path]:
+    """Return the jars that Spark needs in addition to those of the pyspark package, fetching those that are missing."""
+    return fetch("spark's jars", locked("spark"), cache=cache or Cache(), watcher=watcher)
 
 
 def unpack(service: str, package: Package, extract: Extract, *, cache: Cache, watcher: Watcher) -> Path:

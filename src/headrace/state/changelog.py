@@ -9,7 +9,8 @@ machinery of ownership and are not shown.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from headrace.errors import ImpossibleTopicChange, WrongPartitionCount, WrongStateTopic
@@ -29,6 +30,8 @@ __all__ = [
     "new_record",
     "parse_batch",
     "parse_record",
+    "plain_change",
+    "plain_write",
 ]
 
 BATCH_HEADER = "headrace.batch"
@@ -64,6 +67,21 @@ class ChangelogRecord(NamedTuple):
     write: StateWrite
 
 
+# Both do what `_make` does, without a call of a Python function: there is one for each write.
+_write: Callable[[tuple[bytes | None, None, None, bool]], StateWrite] = partial(tuple.__new__, StateWrite)
+_change: Callable[[tuple[bytes, int, int, StateWrite]], ChangelogRecord] = partial(tuple.__new__, ChangelogRecord)
+
+
+def plain_write(value: bytes | None) -> StateWrite:
+    """Return a write that is only a value."""
+    return _write((value, None, None, False))
+
+
+def plain_change(key: bytes, offset: int, timestamp_ms: int, value: bytes | None) -> ChangelogRecord:
+    """Return a change that is only a value."""
+    return _change((key, offset, timestamp_ms, _write((value, None, None, False))))
+
+
 def new_record(at: TopicPartition, key: bytes, write: StateWrite, *, timestamp_ms: int) -> NewRecord:
     """Return the record of a change."""
     if write.ttl_ms is None and write.delta is None and not write.is_expiry:
@@ -84,7 +102,7 @@ def parse_record(record: Record) -> ChangelogRecord | None:
     if key is None or key.startswith(RESERVED_PREFIX):
         return None
     if not headers or (len(headers) == 1 and headers[0][0] == BATCH_HEADER):
-        return ChangelogRecord(key, record.offset, record.timestamp_ms, StateWrite(record.value))
+        return plain_change(key, record.offset, record.timestamp_ms, record.value)
     return ChangelogRecord(key, record.offset, record.timestamp_ms, _write_of(record))
 
 

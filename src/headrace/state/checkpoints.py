@@ -22,7 +22,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     that the copy last reached, or, before it reached one, when it began to read; `is_whole` says which.
     `batch` is the name of the last batch read, (epoch, number). `layout` names what the data depends on besides the
     log: formats, the default time to live, indexes. `keys` counts the keys, `timestamp_ms` is the highest one read.
-    `owner_offset` is where the last record was read that says who owns the partition.
+    `owner_offset` is where the last record was read that says who owns the partition. `partition` is the topic's
+    partition; older checkpoints lack it.
     """
 
     topic_id: str
@@ -35,6 +36,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     timestamp_ms: int = 0
     batch: tuple[int, int] | None = None
     owner_offset: int | None = None
+    partition: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

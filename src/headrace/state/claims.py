@@ -17,7 +17,7 @@ __all__ = ["ClaimHolder", "ClaimPlace", "KeyClaims", "KeyLocks"]
 class ClaimHolder:
     """Something on its way to the log, whose end others wait for. They go on in the order in which they came."""
 
-    # Of the class, until somebody waits: there is one for each write, and nearly always nobody does.
+    # Of the class, until a caller waits: there is one for each write, and nearly always nobody does.
     _is_ended = False
     _waiting: list[asyncio.Future[None]] | None = None
 
@@ -31,7 +31,7 @@ class ClaimHolder:
             await ended
 
     def end(self) -> None:
-        """Let those who wait go on. They have their turn before whoever is told afterwards."""
+        """Let those who wait go on. They have their turn before later ones."""
         self._is_ended = True
         for ended in self._waiting or ():
             if not ended.done():
@@ -69,7 +69,7 @@ class KeyClaims:
         return not self._holders or self._holders.keys().isdisjoint(claims)
 
     def are_awaited(self, claims: Collection[object]) -> bool:
-        """Return True if somebody waits for one of them."""
+        """Return True if a caller waits for one of them."""
         return bool(self._lines) and not self._lines.keys().isdisjoint(claims)
 
     async def wait_in_line(self, claims: Collection[object], place: ClaimPlace) -> None:
@@ -105,7 +105,7 @@ class KeyLocks:
         self._locks: dict[object, _KeyLock] = {}
 
     def is_held(self, key: object) -> bool:
-        """Return True if somebody holds the key's lock, or waits for it."""
+        """Return True if a caller holds the key's lock, or waits for it."""
         return key in self._locks
 
     def hold(self, key: object) -> contextlib.AbstractAsyncContextManager[None]:

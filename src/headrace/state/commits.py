@@ -8,13 +8,12 @@ changelogs were read again to their end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from headrace.errors import (
     Fenced,
     HeadraceError,
     NotPartitionOwner,
-    NotUnique,
     OperationFailed,
     RecordTooLarge,
     Refused,
@@ -28,10 +27,10 @@ from headrace.runtime import BootMoment, Clock, crash_point, moment_of
 from headrace.state import metrics
 from headrace.state.changelog import StateWrite, new_record
 from headrace.state.claims import ClaimHolder, ClaimPlace, KeyClaims
-from headrace.state.keys import after_prefix
 from headrace.state.ports import ChangelogWriter
 from headrace.state.replica import StartOver, StateReplica
-from headrace.state.table import StateEntry, index_prefix, shown_index_value
+from headrace.state.table import StateEntry
+from headrace.state.unique_values import check_unique, expire_holders, unique_rows
 from headrace.state.unit_of_work import UnitOfWork
 
 __all__ = ["CommitQueue", "ProducerWriter"]
@@ -40,7 +39,6 @@ __all__ = ["CommitQueue", "ProducerWriter"]
 _BATCH_HEADER_BYTES = 64
 _MAX_GROUP = 1000
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
-_ROWS = 64
 
 
 class ProducerWriter:
@@ -187,7 +185,7 @@ class CommitQueue:
             claims = await self._undisturbed(unit)
             # Nothing waits from here to the end: what is checked stays true until it is claimed.
             self._check_unchanged(unit)
-            _check_unique(unit)
+            check_unique(unit)
         else:
             claims = _claims_of(unit)
             if self._claims.are_awaited(claims):
@@ -201,7 +199,7 @@ class CommitQueue:
         place = ClaimPlace()
         try:
             while True:
-                _expire_holders(unit)
+                expire_holders(unit)
                 claims = _claims_of(unit)
                 if self._claims.are_free(claims):
                     return claims
@@ -254,7 +252,11 @@ class CommitQueue:
 
     def _stamp_of(self, replica: StateReplica) -> int:
         """Return the time for the next record: no earlier than anything in its partition."""
-        stamp_ms = self._stamps[replica] = max(replica.now_ms, self._stamps.get(replica, 0))
+        stamp_ms = replica.now_ms
+        last_ms = self._stamps.get(replica)
+        if last_ms is not None and last_ms >= stamp_ms:
+            return last_ms
+        self._stamps[replica] = stamp_ms
         return stamp_ms
 
     async def _run(self) -> None:
@@ -360,51 +362,8 @@ def _claims_of(unit: UnitOfWork) -> Collection[object]:
     claims: set[object] = set(unit.seen)
     for replica, writes in unit.writes.items():
         claims.update((replica, key) for key in writes)
-        claims.update((replica, row) for _, row, _ in _unique_rows(replica, writes))
+        claims.update((replica, row) for _, row, _ in unique_rows(replica, writes))
     return claims
-
-
-def _unique_rows(replica: StateReplica, writes: Mapping[bytes, StateWrite]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield index, row and key of each value that must be unique."""
-    if replica.spec.unique:
-        for key, write in writes.items():
-            if write.value is not None:
-                value = replica.codec.decode(write.value)
-                for name in replica.spec.unique:
-                    for row in replica.spec.rows_of(name, value):
-                        yield name, index_prefix(row), key
-
-
-def _expire_holders(unit: UnitOfWork) -> None:
-    """Delete keys that are due and hold a value that this unit wants for another key."""
-    for replica, writes in [each for each in unit.writes.items() if each[0].spec.unique]:
-        for _, row, _ in list(_unique_rows(replica, writes)):
-            for holder in _holders(replica, row):
-                unit.expire(replica, holder)
-
-
-def _check_unique(unit: UnitOfWork) -> None:
-    """Refuse a value that another key has. A key that the same unit writes holds what it writes there."""
-    for replica, writes in unit.writes.items():
-        claimed: dict[bytes, bytes] = {}
-        for name, row, key in _unique_rows(replica, writes):
-            rivals = [claimed[row]] if row in claimed else []
-            rivals += [holder for holder in _holders(replica, row) if holder not in writes]
-            if rivals:
-                shown = [repr(replica.keys.decode(each)) for each in (key, rivals[0])]
-                raise NotUnique(replica.spec.name, name, shown_index_value(row), *shown)
-            claimed[row] = key
-
-
-def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
-    """Return the keys that an index has under exactly this value; longer values that begin with it lie between."""
-    holders, start, end = list[bytes](), row, after_prefix(row)
-    while rows := replica.rows(start, end, limit=_ROWS):
-        holders += [key for found, key in rows if found == row + key]
-        start = rows[-1][0] + b"\x00"
-        if len(rows) < _ROWS:
-            break
-    return holders
 
 
 def _checked_size(replica: StateReplica, record: NewRecord) -> int:

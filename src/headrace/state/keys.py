@@ -74,11 +74,12 @@ class OrderedKeys(Generic[K]):
     def __init__(self, hint: type[K] | Any) -> None:  # noqa: ANN401
         self._parts = _parts_of(hint)
         self._hint = hint
+        self._is_text = hint is str
         self.is_compound = self._parts is not None
 
     def encode(self, key: K) -> bytes:
         """Return the key's bytes. Raises NotStorable, or BadArgument for a key that is reserved."""
-        if self._hint is str and isinstance(key, str) and key.isascii() and key[:1] != "\x00" and type(key) is str:
+        if self._is_text and isinstance(key, str) and key.isascii() and key[:1] != "\x00" and type(key) is str:
             return key.encode()  # the usual case
         if self._parts is not None:
             self._check_parts(key, is_whole=True)

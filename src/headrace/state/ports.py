@@ -24,7 +24,7 @@ class KeyValueStore(Protocol):
     batches may be gone, whole ones and the newest first. Calls answer from memory or the local disk and don't wait for
     anybody else, so they are plain functions.
     Does not promise: that two pages of a scan belong to the same moment; that several threads may use it.
-    Every call may raise StateBroken, StateLocked, StateDiskFull, or Closed after `close`.
+    Every call may raise StateBroken, StateLocked, StateDiskFull, StateOutOfFiles, or Closed after `close`.
     """
 
     @property

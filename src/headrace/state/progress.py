@@ -55,6 +55,7 @@ class Opening(Enum):
     RESUME = "the checkpoint is good"
     EMPTY = "there is no checkpoint"
     OTHER_TOPIC = "the topic was deleted and made again"
+    OTHER_PARTITION = "the folder is that of another partition"
     OTHER_LAYOUT = "the state is declared differently, or was written by another version"
     BELOW_START = "the log begins behind the checkpoint"
     TOO_OLD = "the checkpoint is older than tombstones are kept"
@@ -62,13 +63,15 @@ class Opening(Enum):
 
 
 def decide_opening(
-    checkpoint: Checkpoint | None, *, topic: Topic, layout: str, bounds: Bounds, now: BootMoment
+    checkpoint: Checkpoint | None, *, topic: Topic, partition: int, layout: str, bounds: Bounds, now: BootMoment
 ) -> Opening:
     """Decide whether a store can go on from its checkpoint. All but RESUME and AHEAD mean: wipe it and start over."""
     if checkpoint is None:
         return Opening.EMPTY
     if checkpoint.topic_id != topic.topic_id:
         return Opening.OTHER_TOPIC
+    if checkpoint.partition is not None and checkpoint.partition != partition:
+        return Opening.OTHER_PARTITION
     if checkpoint.layout != layout:
         return Opening.OTHER_LAYOUT
     if checkpoint.next_offset < bounds.start:

@@ -20,11 +20,11 @@ from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elaps
 from headrace.state import metrics
 from headrace.state.changelog import (
     ChangelogRecord,
-    StateWrite,
     batch_header_of,
     is_reserved,
     parse_batch,
     parse_record,
+    plain_change,
 )
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.declaration import StateSpec
@@ -32,7 +32,7 @@ from headrace.state.expiry import is_due
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
 from headrace.state.ports import KeyValueStore, StoredPair
 from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
-from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
+from headrace.state.subscriptions import ChangeFeed, FeedSource, raw_change
 from headrace.state.table import (
     PLAIN_ROW,
     IndexRow,
@@ -41,11 +41,11 @@ from headrace.state.table import (
     decode_entry,
     due_range,
     entry_row,
+    find_lasting,
     fold_changes,
     is_plain,
     key_of_due_row,
     key_of_entry_row,
-    lasting_value,
     reserved_row,
 )
 from headrace.state.values import PlainValues, ValueCodec
@@ -96,6 +96,7 @@ class StateReplica:
         self._clock = clock
         self._on_reserved = on_reserved
         self._progress: ChangelogProgress | None = None
+        self.is_online = False  # True once the copy reached the high watermark that it found when it began to read
         self._topic: Topic | None = None
         self._keys = 0
         self._timestamp_ms = 0
@@ -125,11 +126,6 @@ class StateReplica:
         if self._progress is None:
             raise StateOffline(self.spec.name, "it is being wiped, or was not opened yet")
         return self._progress
-
-    @property
-    def is_online(self) -> bool:
-        """True once the copy reached the high watermark that it found when it began to read."""
-        return self._progress is not None and self._progress.has_caught_up
 
     @property
     def complete_offset(self) -> int | None:
@@ -162,8 +158,7 @@ class StateReplica:
 
     def lasting_value(self, key: bytes) -> bytes | None:
         """Return the value of a key that is never due and in no index, as most are; None leaves it to `entry`."""
-        data = self._store.get(entry_row(key))
-        return None if data is None else lasting_value(data)
+        return find_lasting(self._store.get, key)
 
     def reserved(self, key: bytes) -> bytes | None:
         """Return the value of the last record under a reserved key; None if there is none."""
@@ -224,7 +219,7 @@ class StateReplica:
             if opening is Opening.AHEAD:
                 raise StateAhead(*self.at, checkpoint.next_offset, bounds.high_watermark)
         if opening is Opening.RESUME and checkpoint is not None:
-            self._progress = ChangelogProgress.resume(checkpoint, limits=limits_of(self.topic))
+            self._stand_at(ChangelogProgress.resume(checkpoint, limits=limits_of(self.topic)))
             self._keys, self._timestamp_ms = checkpoint.keys, checkpoint.timestamp_ms
             self.last_batch, self._stored_since = checkpoint.batch, checkpoint.since
             self.owner_offset = checkpoint.owner_offset
@@ -257,7 +252,7 @@ class StateReplica:
         if topic.topic_id != self.topic.topic_id:
             raise StartOver(Opening.OTHER_TOPIC)
         self._topic = topic
-        self._progress = msgspec.structs.replace(self.progress, limits=limits_of(topic))
+        self._stand_at(msgspec.structs.replace(self.progress, limits=limits_of(topic)))
 
     async def take(self, batch: Batch) -> None:
         """Apply a batch that was read. Raises StartOver if it came too late to be trusted."""
@@ -302,7 +297,14 @@ class StateReplica:
 
     def _decide(self, checkpoint: Checkpoint | None, bounds: Bounds) -> Opening:
         now = moment_of(self._clock)
-        return decide_opening(checkpoint, topic=self.topic, layout=self.spec.layout, bounds=bounds, now=now)
+        return decide_opening(
+            checkpoint,
+            topic=self.topic,
+            partition=self.at.partition,
+            layout=self.spec.layout,
+            bounds=bounds,
+            now=now,
+        )
 
     def _stored_checkpoint(self) -> Checkpoint | None:
         data = self._store.checkpoint
@@ -315,7 +317,7 @@ class StateReplica:
             return None
 
     async def _start_over(self, why: Opening, bounds: Bounds) -> None:
-        self._progress = None
+        self._stand_at(None)
         self.feed.restart(f"the copy is rebuilt: {why.value}")
         if self._store.checkpoint is not None or self._store.scan(b"", None, limit=1):
             _logger.warning("a state is rebuilt", state=self.spec.name, at=str(self.at), reason=why.value)
@@ -326,7 +328,7 @@ class StateReplica:
         self._reserved = {}
         self.last_batch = self._stored_since = self.owner_offset = None
         now = moment_of(self._clock)
-        self._progress = ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now)
+        self._stand_at(ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now))
 
     def _check_age(self, now: BootMoment) -> None:
         if self.progress.is_too_old(now):
@@ -339,7 +341,7 @@ class StateReplica:
             return self._parse([Record(*self.at, offset, timestamp_ms, key, record.value, record.headers)])
         if timestamp_ms > self._timestamp_ms:
             self._timestamp_ms = timestamp_ms
-        return (ChangelogRecord(key, offset, timestamp_ms, StateWrite(record.value)),)
+        return (plain_change(key, offset, timestamp_ms, record.value),)
 
     def _parse(self, records: Sequence[Record]) -> list[ChangelogRecord]:
         changes, header = [], None
@@ -421,16 +423,21 @@ class StateReplica:
             self._timestamp_ms,
             self.last_batch,
             self.owner_offset,
+            self.at.partition,
         )
+
+    def _stand_at(self, progress: ChangelogProgress | None) -> None:
+        self._progress = progress
+        self.is_online = progress is not None and progress.has_caught_up
 
     def _move(self, progress: ChangelogProgress, changes: Sequence[ChangelogRecord], *, is_seamless: bool) -> None:
         """Take the new place, and publish the changes if none can be missing before or between them."""
         has_gap = not is_seamless or progress.complete != progress.position
         if has_gap and (self._progress is None or self._progress.position != progress.position):
             self.feed.restart("compaction may have removed changes that this copy has not read")
-        self._progress = progress
+        self._stand_at(progress)
         if progress.complete is not None and progress.complete == progress.position:
-            self.feed.advance(map(_raw_change, changes), progress.complete)
+            self.feed.advance(map(raw_change, changes), progress.complete)
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -438,8 +445,3 @@ class StateReplica:
 # How many rows are remembered: what changes again and again is soon among them once more.
 _PLAIN_ROWS = 20_000
 _UNREADABLE = (Refused, TypeError, ValueError, AttributeError, KeyError, IndexError)
-
-
-def _raw_change(change: ChangelogRecord) -> RawChange:
-    write = change.write
-    return RawChange(change.key, write.value, change.offset, change.timestamp_ms, write.delta, write.is_expiry)

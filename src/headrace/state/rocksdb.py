@@ -24,6 +24,7 @@ from headrace.errors import (
     StateBroken,
     StateDiskFull,
     StateLocked,
+    StateOutOfFiles,
 )
 from headrace.observe import get_logger
 from headrace.runtime import crash_point
@@ -45,6 +46,7 @@ _OPEN_FILES = 256
 # The driver raises plain exceptions; what happened stands in RocksDB's message only.
 _LOCKED = ("lock hold by", "No locks available", "Resource temporarily unavailable")
 _FULL = ("No space left", "File too large", "Disk quota exceeded")
+_OUT_OF_FILES = ("Too many open files",)
 
 _log = get_logger(__name__)
 
@@ -148,13 +150,24 @@ class RocksDbStore:
             return self._db
 
     def _let_go(self) -> None:
-        """Close, and drop every reference: the driver holds the folder's lock for as long as one is left."""
-        db, meta = self._db, self._meta
+        """Close, and drop every reference: the driver holds the folder's lock for as long as one is left.
+
+        Closing flushes, which fails on a full disk. What it would write is in the log: the folder is let go all the
+        same, and no error keeps the database in its traceback.
+        """
+        held = [self._db, self._meta]
         self._db = self._meta = self._meta_handle = None
-        if meta is not None:
-            meta.close()
-        if db is not None:
-            db.close()
+        faults = []
+        while held:
+            database = held.pop()
+            try:
+                if database is not None:
+                    database.close()
+            except Exception as error:  # the driver has no narrower class
+                faults.append(str(error))
+            del database
+        if faults:
+            _log.warning("a state's store did not close cleanly", folder=str(self._folder), error=faults[-1])
 
     def _opened(self) -> Rdict:
         if self._is_closed:
@@ -240,6 +253,8 @@ def _fault(folder: Path, error: Exception) -> HeadraceError:
         return StateLocked(str(folder))
     if any(words in reason for words in _FULL):
         return StateDiskFull(str(folder), reason)
+    if any(words in reason for words in _OUT_OF_FILES):
+        return StateOutOfFiles(str(folder), reason)
     return StateBroken(str(folder), reason)
 
 

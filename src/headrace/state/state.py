@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import re
@@ -10,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
-from headrace.state.changelog import StateWrite
+from headrace.state.changelog import StateWrite, plain_write
 from headrace.state.claims import KeyLocks
 from headrace.state.commits import CommitQueue
 from headrace.state.declaration import index_row
@@ -120,16 +121,7 @@ class State(Generic[K, V]):
                     await replica.codec.prepare(value)
                 found: V = replica.codec.decode(value)
                 return found
-            entry = replica.entry(data)
-            if entry is None:
-                return None
-            if entry.expires_ms == NEVER:
-                return await self._decode(entry.value)
-
-        async def read(unit: UnitOfWork) -> bytes | None:
-            return unit.get(self._replica, data)
-
-        return await self._decode(await self._transact(read))
+        return await self._decode(await self._find(data))
 
     async def read(self, key: K, *, max_staleness_s: float | None = None, at_least: int | None = None) -> StateRead[V]:
         """Return the value of a key with the offset that the copy has come to, and its age."""
@@ -142,6 +134,8 @@ class State(Generic[K, V]):
         write = self._write_of(key, value, ttl)
         if write.value is None:
             await self._change(key, lambda stored: None if stored is None else write)
+        elif self._unit is None and (done := self._write_at_once(key, write)) is not None:
+            await done
         else:
             await self._write(key, write)
 
@@ -306,7 +300,11 @@ class State(Generic[K, V]):
         """Return the write of a value; one that is due at once is a deletion."""
         if value is None:
             raise BadArgument("value", None, "None is no value; delete the key instead")
-        data, ttl_ms = self._replica.codec.encode(value), self._replica.spec.ttl_ms_of(key, value, ttl)
+        spec = self._replica.spec
+        data = self._replica.codec.encode(value)
+        if ttl is None and spec.ttl_of is None:
+            return plain_write(data)
+        ttl_ms = spec.ttl_ms_of(key, value, ttl)
         return StateWrite(data, ttl_ms) if ttl_ms is None or ttl_ms > 0 else StateWrite(None)
 
     async def _update(
@@ -323,20 +321,35 @@ class State(Generic[K, V]):
 
         return await self._change_async(key, decide)
 
+    async def _find(self, key: bytes) -> bytes | None:
+        """Return what is stored under a key, as the unit of work sees it, or one that commits what it finds due."""
+        if self._unit is None:
+            entry = self._replica.entry(key)
+            if entry is None or entry.expires_ms == NEVER:
+                return None if entry is None else entry.value
+
+        async def read(unit: UnitOfWork) -> bytes | None:
+            return unit.get(self._replica, key)
+
+        return await self._transact(read)
+
+    def _write_at_once(self, key: K, write: StateWrite) -> asyncio.Future[None] | None:
+        """Write a value into the next transaction, as nearly all are; None if it has to wait for others."""
+        replica = self._replica
+        self._queue.check_writable(replica)
+        data = self._routed(key)
+        return None if self._locks.is_held((replica, data)) else self._queue.write_at_once(replica, data, write)
+
     async def _write(self, key: K, write: StateWrite) -> None:
-        """Write a value, whatever was there before: that need not be read, and no other write need be waited for."""
+        """Write a value, whatever was there before: that need not be read, and only updates are waited for."""
         self._queue.check_writable(self._replica)
         data = self._routed(key)
         if self._unit is not None:
             self._unit.write(self._replica, data, write)
             return
-        place = (self._replica, data)
-        done = None if self._locks.is_held(place) else self._queue.write_at_once(self._replica, data, write)
-        if done is not None:
-            await done
-            return
         unit = UnitOfWork(self._queue)
         unit.write(self._replica, data, write)
+        place = (self._replica, data)
         if self._locks.is_held(place):
             async with self._locks.hold(place):
                 pass  # it goes behind an update that has begun; the next one need not wait for it
@@ -372,10 +385,13 @@ class State(Generic[K, V]):
 
     def _routed(self, key: K) -> bytes:
         """Return the key's bytes. Raises BadArgument if it belongs to another partition."""
-        keys, partitions = self._replica.keys, self._replica.topic.partitions
+        replica = self._replica
+        keys, partitions = replica.keys, replica.topic.partitions
+        if partitions == 1:
+            return keys.encode(key)
         routing, data = keys.encode_routed(key)
         partition = partition_of(routing, partitions)
-        if partition != self._replica.at.partition:
+        if partition != replica.at.partition:
             rule = f"it belongs to partition {partition} of {partitions}, this is {self._replica.at.partition}"
             raise BadArgument("key", key, rule)
         return data

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from headrace.errors import BadArgument, StateOffline, SubscriptionEnded
+from headrace.state.changelog import ChangelogRecord
 
-__all__ = ["ChangeFeed", "Heartbeat", "PresentValue", "RawChange", "Subscription", "SubscriptionItem"]
+__all__ = ["ChangeFeed", "Heartbeat", "PresentValue", "RawChange", "Subscription", "SubscriptionItem", "raw_change"]
 
 
 class RawChange(NamedTuple):
@@ -26,6 +28,16 @@ class RawChange(NamedTuple):
     timestamp_ms: int
     delta: bytes | None = None
     is_expiry: bool = False
+
+
+_raw_change: Callable[[tuple[bytes, bytes | None, int, int, bytes | None, bool]], RawChange]
+_raw_change = partial(tuple.__new__, RawChange)
+
+
+def raw_change(change: ChangelogRecord) -> RawChange:
+    """Return a change as subscribers get it."""
+    key, offset, timestamp_ms, (value, _, delta, is_expiry) = change
+    return _raw_change((key, value, offset, timestamp_ms, delta, is_expiry))
 
 
 class PresentValue(NamedTuple):
@@ -102,8 +114,7 @@ class ChangeFeed:
         if self.is_idle:
             self._floor = complete
         else:
-            for change in changes:
-                self._keep(change)
+            self._keep(changes)
         self._end = complete
         if not self._is_held:
             self._publish()
@@ -170,15 +181,18 @@ class ChangeFeed:
         while self._published is None or self._published <= offset or self._is_held:
             await self._moved.wait()
 
-    def _keep(self, change: RawChange) -> None:
-        self._ring.append(change)
-        self._bytes += _size(change)
-        while len(self._ring) > self._max_changes or self._bytes > self._max_bytes:
-            if self._published is None or self._ring[0].offset >= self._published:
+    def _keep(self, changes: Iterable[RawChange]) -> None:
+        ring, published = self._ring, self._published
+        for change in changes:
+            ring.append(change)
+            key, value, _, _, delta, _ = change
+            self._bytes += len(key) + len(value or b"") + len(delta or b"")
+        while len(ring) > self._max_changes or self._bytes > self._max_bytes:
+            if published is None or ring[0].offset >= published:
                 break  # it was not published yet
-            gone = self._ring.popleft()
-            self._bytes -= _size(gone)
-            self._floor = gone.offset + 1
+            key, value, offset, _, delta, _ = ring.popleft()
+            self._bytes -= len(key) + len(value or b"") + len(delta or b"")
+            self._floor = offset + 1
 
     def _publish(self) -> None:
         if self._end is None:
@@ -321,7 +335,3 @@ class Subscription:
     def _heartbeat(self) -> Heartbeat:
         offset = self._feed.last_offset
         return Heartbeat(-1 if offset is None else offset, self._feed.source.age_ms())
-
-
-def _size(change: RawChange) -> int:
-    return len(change.key) + len(change.value or b"") + len(change.delta or b"")

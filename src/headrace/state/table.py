@@ -28,12 +28,12 @@ __all__ = [
     "decode_entry",
     "due_range",
     "entry_row",
+    "find_lasting",
     "fold_changes",
     "index_prefix",
     "is_plain",
     "key_of_due_row",
     "key_of_entry_row",
-    "lasting_value",
     "reserved_row",
     "shown_index_value",
 ]
@@ -43,8 +43,9 @@ FORMAT = 2
 _DATA, _DUE, _INDEX, _RESERVED = b"d", b"x", b"i", b"r"
 _HEAD = struct.Struct(">QQQH")
 # The part of a head that is zero if no other rows stand for the key: when it is due, and how many rows of indexes.
-_DERIVED = slice(16, 26)
+_DERIVED_AT = 16
 _NO_DERIVED = bytes(10)
+_VALUE = slice(_HEAD.size, None)  # of an entry without rows of indexes
 _TIME_BYTES = 8
 PLAIN_ROW = bytes(_HEAD.size)
 """Stands for the row of a key that is there and has no other rows, where nothing else of it is of interest."""
@@ -89,9 +90,10 @@ def decode_entry(data: bytes) -> StateEntry:
     return StateEntry(data[at:], offset, timestamp_ms, expires_ms, tuple(rows))
 
 
-def lasting_value(data: bytes) -> bytes | None:
-    """Return the value of a stored entry that is never due and in no index, as most are; None for any other entry."""
-    return data[_HEAD.size :] if data[_DERIVED] == _NO_DERIVED else None
+def find_lasting(find: Callable[[bytes], bytes | None], key: bytes) -> bytes | None:
+    """Return the value of a key that is never due and in no index, as most are; None leaves it to `decode_entry`."""
+    data = find(_DATA + key)
+    return data[_VALUE] if data is not None and data.startswith(_NO_DERIVED, _DERIVED_AT) else None
 
 
 def entry_row(key: bytes) -> bytes:
@@ -137,7 +139,7 @@ def shown_index_value(prefix: bytes) -> str:
 
 def is_plain(row: bytes, data: bytes | None) -> bool:
     """Return True for the row of an entry that is never due and in no index."""
-    return data is not None and row[:1] == _DATA and data[_DERIVED] == _NO_DERIVED
+    return data is not None and row[:1] == _DATA and data.startswith(_NO_DERIVED, _DERIVED_AT)
 
 
 @dataclass(slots=True)
@@ -161,26 +163,29 @@ def fold_changes(
     Owners spend much of their time here, and so do copies that are built from their log: the row of an entry that is
     never due and in no index is made without the entry.
     """
-    folded, rows = FoldedChanges(), dict[bytes, bytes | None]()
+    rows, changes, keys, pack = dict[bytes, bytes | None](), list[ChangelogRecord](), 0, _HEAD.pack
     for record in records:
-        row = _DATA + record.key
+        key, offset, timestamp_ms, (value, ttl_ms, _, _) = record
+        row = _DATA + key
         before = rows[row] if row in rows else find(row)
-        value, ttl_ms = record.write.value, record.write.ttl_ms
         if value is None and before is None:
             continue
-        is_plain = ttl_ms is None and default_ttl_ms is None and (before is None or before[_DERIVED] == _NO_DERIVED)
+        is_plain = (
+            ttl_ms is None
+            and default_ttl_ms is None
+            and (before is None or before.startswith(_NO_DERIVED, _DERIVED_AT))
+        )
         found = tuple(index(value)) if index is not None and value is not None else ()
         if found or not is_plain:
             previous = None if before is None else decode_entry(before)
-            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, found)))
+            rows.update(_row_changes(key, previous, _entry_of(record, default_ttl_ms, found)))
         elif value is not None:
-            rows[row] = _HEAD.pack(record.offset, record.timestamp_ms, NEVER, 0) + value
+            rows[row] = pack(offset, timestamp_ms, NEVER, 0) + value
         else:
             rows[row] = None
-        folded.keys += (value is not None) - (before is not None)
-        folded.changes.append(record)
-    folded.writes += rows.items()
-    return folded
+        keys += (value is not None) - (before is not None)
+        changes.append(record)
+    return FoldedChanges(list(rows.items()), changes, keys)
 
 
 def _entry_of(

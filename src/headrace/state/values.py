@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
-from headrace.protocol import check_finite
+from headrace.protocol import check_finite, checked_json
 from headrace.serde import Registry, Serde, schema_id_of, subject_of
 
 __all__ = [
@@ -121,7 +121,7 @@ class JsonValues(PlainValues, Generic[V]):
         """
         try:
             data = self._encoded(value)
-            self._decoder.decode(data)
+            self._decoder.decode(checked_json(data))
             if b"null" in data:
                 check_finite(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -6,7 +6,7 @@ Events up to `since` may have been written under the tag before any process knew
 the numbering. Both are places of Marks, written after the facts: a process that has read so far in the log finds the
 facts. A place counts in its own partition only.
 
-What one process is told to redact, all redact: a process that was not told must not bring back what another removed.
+What one process redacts, all redact: one with other settings must not bring back what another removed.
 Whether there are views at all is a fact too: the first process that replicates decides it, and an operator changes it.
 """
 

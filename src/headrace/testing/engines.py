@@ -118,7 +118,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 class EngineHarness(Generic[S]):
     """An engine on the embedded tier, with everything real, in a folder that is removed at the end.
 
-    `others` are engines that run beside it, `topics` are made before they start, with so many partitions.
+    `others` are engines that run beside it, `topics` are made before they start, with this number of partitions.
     """
 
     def __init__(self, engine: Engine[S], *others: Engine[Any], topics: Mapping[str, int] | None = None) -> None:

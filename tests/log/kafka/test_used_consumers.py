@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import hypothesis
 import pytest
 from confluent_kafka import KafkaError, Message
+from hypothesis import strategies as st
 
 from headrace.log.kafka.client import Threads
 from headrace.log.kafka.follower import Assigned, sort_messages
@@ -131,3 +133,38 @@ def test_nothing_counts_behind_an_error_of_a_partition() -> None:
         (OTHER, 1, False),
     ]
     assert brought([message(3)], places) == {}
+
+
+PLACES = [("t", 1), ("t", 0), ("left", 0)]
+STEPS = st.tuples(st.sampled_from(PLACES), st.integers(0, 6), st.sampled_from(["record"] * 6 + ["end", "lost"]))
+
+
+def driver_message(place: tuple[str, int], offset: int, kind: str) -> Message:
+    topic, partition = place
+    if kind == "end":
+        return end(offset, topic=topic, partition=partition)
+    if kind == "lost":
+        error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+        return Message(topic=topic, partition=partition, offset=offset, error=error)
+    return message(offset, topic=topic, partition=partition)
+
+
+@hypothesis.given(st.lists(STEPS, max_size=12))
+def test_runs_of_one_partition_are_sorted_as_single_messages_are(steps: list[tuple[tuple[str, int], int, str]]) -> None:
+    """FT8: messages of one poll lead to the same records, positions and errors as if each came in a poll of its own.
+
+    Only a partition that must be read again differs: nothing else of that poll is taken from it.
+    """
+    messages = [driver_message(*step) for step in steps]
+    at_once, one_by_one = assigned(), assigned()
+    together = sort_messages(messages, at_once)
+    hypothesis.assume(not together.doubtful)
+    records: dict[TopicPartition, list[int]] = {}
+    errors: set[TopicPartition] = set()
+    for each in messages:
+        for found in sort_messages([each], one_by_one).brought:
+            records.setdefault(found.at, []).extend(record.offset for record in found.batch.records)
+            errors |= {found.at} if found.error is not None else set()
+    assert at_once == one_by_one
+    assert {each.at: [record.offset for record in each.batch.records] for each in together.brought} == records
+    assert {each.at for each in together.brought if each.error is not None} == errors

@@ -7,18 +7,20 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from cassandra import InvalidRequest
 from tests.suites.journal_script import Script
 
 from headrace.config import CassandraStoreSettings, StoreSettings
-from headrace.errors import Closed, TimedOut, Unreachable
+from headrace.errors import Closed, HeadraceError, TimedOut, Unreachable
 from headrace.journal import KeptHeads, replicate_batch
+from headrace.model import Event
 from headrace.protocol.layout import Generation, Layout
 from headrace.services import RunningService
-from headrace.store import Place, RowDeletion, Store, open_store, write_time
+from headrace.store import JournalWrite, Place, RowDeletion, Store, open_store, write_time
 from headrace.store.metrics import REQUESTS
 from headrace.store.rows import meta_segment
 from headrace.testing.conformance.store_rows import counted
@@ -200,32 +202,97 @@ async def test_closing_leaves_no_thread_and_prints_nothing(
 
 def ids_of_segments(segments: int, *, each: int) -> list[str]:
     """Return ids whose heads lie in as few partitions of the table of heads, in turn."""
-    chosen: dict[int, list[str]] = {}
-    for n in itertools.count():
-        segment = meta_segment(f"id-{n}", CassandraStoreSettings().meta_segments)
-        if segment < segments and len(own := chosen.setdefault(segment, [])) < each:
-            own.append(f"id-{n}")
-        if sum(map(len, chosen.values())) == segments * each:
-            return [id_ for together in zip(*chosen.values(), strict=True) for id_ in together]
+    chosen: dict[int, list[str]] = {segment: [] for segment in range(segments)}
+    names = (f"id-{n}" for n in itertools.count())
+    while any(len(ids) < each for ids in chosen.values()):
+        id_ = next(names)
+        own = chosen.get(meta_segment(id_, CassandraStoreSettings().meta_segments))
+        if own is not None and len(own) < each:
+            own.append(id_)
+    return [id_ for together in zip(*chosen.values(), strict=True) for id_ in together]
 
 
-async def test_a_batch_of_many_journals_reads_and_writes_heads_together(store_address: str) -> None:
-    """FP4: one request a journal for its rows, and for the heads one query and one batch a partition of their table."""
+@pytest.mark.parametrize("tags", [(), ("a", "b")], ids=["plain", "tagged"])
+async def test_a_batch_of_many_journals_takes_few_requests(store_address: str, tags: tuple[str, ...]) -> None:
+    """FP4: small journals share requests for their rows, and their heads share queries and batches."""
     store = await open_store(store_address)
-    ids, script, heads = ids_of_segments(2, each=20), Script("many-journals"), KeptHeads()
+    ids, script, heads = ids_of_segments(2, each=20), Script(f"many-journals-{len(tags)}"), KeptHeads()
     layout = Layout(script.at.topic, "script", (Generation(1),))
 
     def requests() -> Counter[str]:
         operations = ("read meta", "read metas of", "write meta", "write metas", "write rows")
         return Counter({name: int(REQUESTS.labels("cassandra", name, "done")._value.get()) for name in operations})
 
-    written = {"write metas": 2, "write rows": 40}
-    for seq_nr, expected in ((1, {"read metas of": 2, **written}), (2, written)):
+    for seq_nr in (1, 2):
         before, taken = requests(), len(script.records)
         for id_ in ids:
-            script.append(id_, seq_nr)
+            script.append(id_, seq_nr, given=[Event(seq_nr, b"payload", tags=tags)])
         await replicate_batch(store, layout, script.at, script.records[taken:], up_to=script.offset - 1, heads=heads)
-        assert requests() - before == Counter(expected)
+        read = {} if seq_nr == 2 else {"read metas of": 1}  # heads are kept
+        assert requests() - before == Counter({"write metas": 2, "write rows": 4, **read})
     for id_ in ids:
         assert seq_nrs(await read_rows(store, script.at.topic, id_)) == [1, 2]
+    await store.close()
+
+
+class Answers:
+    """Takes the place of the driver's session, and keeps what it answered; it fails for the batches that are chosen."""
+
+    def __init__(self, driver: Any, *, is_failing: Callable[[Any], bool] = lambda _statement: False) -> None:
+        self._driver = driver
+        self._is_failing = is_failing
+        self.futures: list[Any] = []
+
+    def execute_async(self, statement: Any, *arguments: Any, **options: Any) -> Any:
+        if self._is_failing(statement):
+            raise InvalidRequest("chosen by the test")
+        self.futures.append(self._driver.execute_async(statement, *arguments, **options))
+        return self.futures[-1]
+
+
+def journals_of_sizes(topic: str, sizes: Iterable[int]) -> list[JournalWrite]:
+    """Return journals with a row or two of the given sizes, plain and others."""
+    made = []
+    for nr, size in enumerate(sizes):
+        columns: dict[str, Any] = {"payload": b"x" * size, "payload_type": "binary", "origin": "o" * 20}
+        if nr % 3 == 0:
+            columns |= {"tags": ("ä" * 20, "tag"), "headers": {"header": "ü" * 30}, "metadata": '{"ß":1}'}
+        rows = [event(1, nr, **columns), *([event(2, nr, **columns)] if nr % 2 else [])]
+        made.append(JournalWrite(head(topic, f"jö-{nr}", nr, properties={"é": "è" * 9} if nr % 4 == 0 else {}), rows))
+    return made
+
+
+async def test_no_server_warns_of_batches_that_journals_share(store_address: str) -> None:
+    """A server warns of more than ten partitions or 5 KiB, and would do so thousands of times a minute."""
+    store = await open_store(store_address)
+    session: Any = store.writer._session  # type: ignore[attr-defined]
+    session._driver = answers = Answers(session._driver)
+    journals = journals_of_sizes("warned-of", [*range(0, 2200, 40), *range(60)])
+    await store.writer.write_journals(journals)
+    assert [future.warnings for future in answers.futures if future.warnings] == []
+    assert len(answers.futures) < len(journals)
+    for meta, rows in journals:
+        assert await read_rows(store, meta.topic, meta.id) == list(rows)
+        assert await store.reader.meta(meta.topic, meta.id) == meta
+    await store.close()
+
+
+async def test_a_journal_whose_rows_failed_gets_no_head(store_address: str) -> None:
+    """Rows come before heads. Journals that share a request with one that is refused are written all the same (E8)."""
+    store = await open_store(store_address)
+    session: Any = store.writer._session  # type: ignore[attr-defined]
+    poisoned = {"jö-3", "jö-17"}
+
+    def is_failing(statement: Any) -> bool:
+        added = getattr(statement, "_statements_and_parameters", ())
+        return any(len(values) > 6 and values[0].decode() in poisoned for _, _, values in added if values[0])
+
+    session._driver = Answers(session._driver, is_failing=is_failing)
+    journals = journals_of_sizes("half-failed", [10] * 40)
+    with pytest.raises(HeadraceError):
+        await store.writer.write_journals(journals)
+    found = await store.reader.metas_of("half-failed", [journal.meta.id for journal in journals])
+    assert set(found) == {journal.meta.id for journal in journals} - poisoned
+    for id_ in found:
+        assert await read_rows(store, "half-failed", id_)
     await store.close()

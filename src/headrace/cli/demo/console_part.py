@@ -1,4 +1,4 @@
-"""The console on a demo that goes on: two nodes, an engine, journals, an outbox, and somebody who uses all of it."""
+"""The console on a demo that goes on: two nodes, an engine, journals, an outbox, and users of all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.app import Headrace, connect
+from headrace.app import Headrace, RunningNode, connect
 from headrace.cli.demo.keyspace_part import Add, Counters, node_process
 from headrace.cli.demo.voice import say, tell
 from headrace.config import HeadraceSettings
@@ -80,7 +80,7 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
         raise BadArgument("--store", store, "the engine and the journals of this demo need the store of the log")
     say("The console: two nodes, an engine, journals and an outbox, in use until you press Ctrl-C")
     logging.getLogger("headrace.cluster").setLevel(logging.ERROR)
-    logging.getLogger("headrace.outbox").setLevel(logging.CRITICAL)  # the dead message is told below
+    logging.getLogger("headrace.outbox").setLevel(logging.CRITICAL)  # the dead message is printed below
     settings = _settings_of(folder, listen)
     async with contextlib.AsyncExitStack() as stack:
         stopping = await stack.enter_async_context(shutdown_on_signals())
@@ -88,7 +88,8 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
             await stack.enter_async_context(node_process(address, name, *_PARTS, store=store))
         hr = await stack.enter_async_context(connect(address, store=store, settings=settings))
         node = await stack.enter_async_context(hr.node())
-        await node.online("demo-counters", timeout_s=60)
+        if not await is_online(node, stopping):
+            return
         users = await stack.enter_async_context(_Users.opened(hr, suffix, folder))
         running = await stack.enter_async_context(serving(hr.gateway(Counters, tills), settings.gateway))
         background = Supervisor("demo")
@@ -100,6 +101,21 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
         running.ended.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
         tell("stopping")
+
+
+async def is_online(node: RunningNode, stopping: asyncio.Event) -> bool:
+    """Wait until the counters have owners. Return False if a signal came first: it has ended the other nodes, too."""
+    works = [asyncio.create_task(node.online("demo-counters", timeout_s=60)), asyncio.create_task(stopping.wait())]
+    try:
+        await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.is_set():
+            return False
+        works[0].result()
+        return True
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
 
 
 def _settings_of(folder: Path, listen: str) -> HeadraceSettings:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from headrace.cluster.planning import Shared, decode_facts
+from headrace.cluster.planning import Shared, decode_facts, has_died
 from headrace.errors import Closed, DuplicateNode, Unavailable
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, BootTime, Clock
@@ -75,7 +75,7 @@ class EmbeddedCoordinationStore:
         self._is_closed = False
 
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
-        """Begin a session; one of a process that died is waited for."""
+        """Begin a session; that of a process that died is replaced if it is known to have died, else waited for."""
         await self.stop_renewing()
         first: _Row | None = None
         while (found := await self._write(lambda db: self._enter(db, member, incarnation, facts))) is not None:
@@ -160,7 +160,9 @@ class EmbeddedCoordinationStore:
         now = self._clock.boot_time()
         found = _session(db, member)
         if found is not None and found.incarnation != incarnation and found.is_alive(now):
-            return found
+            if not has_died(found.facts):
+                return found
+            _forget(db, (member, found.incarnation))  # if it led, somebody else can do so at once
         row = _Row(incarnation, now.boot_id, self._deadline(now), facts)
         db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)", (member, *row))
         return None

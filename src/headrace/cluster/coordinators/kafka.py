@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from headrace.cluster.coordinators.cluster_topic import Beat, ClusterTopic, MemberRecord
-from headrace.cluster.planning import Shared, decode_facts
+from headrace.cluster.planning import Shared, decode_facts, has_died
 from headrace.errors import DuplicateNode, HeadraceError, Unavailable
 from headrace.log import Log, Member
 from headrace.observe import get_logger
@@ -69,7 +69,7 @@ class KafkaCoordinationStore:
         return store
 
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
-        """Begin a session; one of a process that died is waited for."""
+        """Begin a session; that of a process that died is waited for, unless it is known to have died."""
         await self._stop_session()
         await self._wait_for_predecessor(member, incarnation)
         await self._put_record(member, incarnation, facts)
@@ -146,17 +146,24 @@ class KafkaCoordinationStore:
         await self._log.close()
 
     async def _wait_for_predecessor(self, member: str, incarnation: str) -> None:
-        """Wait until an earlier process with this id is missed. Raises DuplicateNode when it shows that it lives."""
+        """Wait until an earlier process with this id is missed, or known to have died.
+
+        Raises DuplicateNode when it shows that it lives.
+        """
         await self._topic.read_to_the_end()
         first = self._topic.beats.get(member)
         while (found := self._topic.beats.get(member)) is not None and found.beat.incarnation != incarnation:
             if first is None or found.offset != first.offset:
                 _raise_duplicate(member, incarnation, found.beat)
             await self._topic.look()
-            if found.silent_s >= self.session_s:
+            if found.silent_s >= self.session_s or self._has_died(member, found.beat.incarnation):
                 return
             await asyncio.sleep(self.session_s / 20)
             await self._topic.read_to_the_end()
+
+    def _has_died(self, member: str, incarnation: str) -> bool:
+        record = self._topic.records.get(member)
+        return record is not None and record.incarnation == incarnation and has_died(record.facts)
 
     def _hear(self, member: str, beat: Beat) -> None:
         """Count the beats of a process that has this node's id and joined before it."""
@@ -197,7 +204,7 @@ class KafkaCoordinationStore:
                 _log.warning("the session could not be renewed", reason=str(error))
 
     async def _restore_record(self, session: _Session) -> None:
-        """Write the facts again if another process with this id has overwritten them; it stops by itself."""
+        """Write the facts again if another process with this id has overwritten them; that process stops."""
         found = self._topic.records.get(session.member)
         if found is None or found.incarnation != session.incarnation:
             await self._put_record(session.member, session.incarnation, self._facts)

@@ -17,12 +17,13 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
-from headrace.cluster.planning import Shared, decode_facts
+from headrace.cluster.planning import Shared, decode_facts, has_died
 from headrace.errors import DuplicateNode, HeadraceError, Unreachable
 
 __all__ = ["ZooKeeperCoordinationStore"]
 
 _CONNECT_S = 10.0
+_ANY_VERSION = -1
 
 
 class ZooKeeperCoordinationStore:
@@ -59,7 +60,7 @@ class ZooKeeperCoordinationStore:
         return store
 
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
-        """Begin a session; one of a process that died is waited for."""
+        """Begin a session; that of a process that died is ended if it is known to have died, else waited for."""
         path = f"{self._root}/members/{member}"
         # Servers may have agreed on a longer session than was asked for, and look at sessions once in a tick.
         deadline = self._loop.time() + 2 * self.session_s + 1
@@ -87,7 +88,7 @@ class ZooKeeperCoordinationStore:
             await self._remove_own(f"members/{session[0]}")
 
     async def read(self) -> Shared:
-        """Return what all nodes share, and watch all of it. Raises Unreachable, also while somebody removes it."""
+        """Return what all nodes share, and watch all of it. Raises Unreachable, also while it is being removed."""
         try:
             return await self._read()
         except NoNodeError as error:
@@ -151,8 +152,8 @@ class ZooKeeperCoordinationStore:
         if found is None:
             return
         facts = decode_facts(found[0])
-        if facts.incarnation == incarnation:  # of an earlier session of this very process
-            await self._remove(path)
+        if facts.incarnation == incarnation or has_died(found[0]):  # an earlier session of this process, or a dead one
+            await self._remove(path, version=found[1].version)
             return
         if self._loop.time() > deadline:
             raise DuplicateNode(member, incarnation, f"{facts.address} ({facts.incarnation})")
@@ -185,17 +186,18 @@ class ZooKeeperCoordinationStore:
         if self._is_own(await self._get(name)):
             await self._remove(f"{self._root}/{name}")
 
-    async def _remove(self, path: str) -> None:
+    async def _remove(self, path: str, *, version: int = _ANY_VERSION) -> None:
+        """Remove a node, if it has this version; it may be that of another process by now."""
         try:
-            await self._ask("delete", path)
-        except NoNodeError:
+            await self._ask("delete", path, version)
+        except (NoNodeError, BadVersionError):
             return
 
     async def _children(self, name: str) -> Mapping[str, tuple[bytes, Any]]:
         path = f"{self._root}/{name}"
         try:
             names: Sequence[str] = await self._ask("get_children", path, watch=self._watcher)
-        except NoNodeError:  # the server has lost its data, or somebody has removed it; the nodes bring all of it again
+        except NoNodeError:  # the server has lost its data, or it was removed; the nodes bring all of it again
             await self._ask("ensure_path", path)
             names = await self._ask("get_children", path, watch=self._watcher)
         found = await asyncio.gather(*(self._get(f"{name}/{each}") for each in names))

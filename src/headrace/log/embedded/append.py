@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ _INSERT_ONE = _INSERT + "(?, ?, ?, ?, ?)"
 _INSERT_CHUNK = _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * _CHUNK)
 
 _encode_headers = msgspec.msgpack.Encoder().encode
+
+# Does what Position._make does, without a call of a Python function.
+_position: Callable[[tuple[str, int, int, int]], Position] = functools.partial(tuple.__new__, Position)
 
 Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
@@ -80,14 +84,15 @@ class LogCall:
             writer.catalog.forget()
 
 
-@dataclass(frozen=True, slots=True)
-class AppendWork:
+class AppendWork(msgspec.Struct, frozen=True, gc=False):
     """Records outside any transaction."""
 
     records: Sequence[NewRecord]
 
     def run(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
         """Write them all or, if one is refused, none."""
+        if len(self.records) == 1:
+            return [writer.write_one(db, self.records[0])]
         return writer.write(writer.check(db, self.records))
 
 
@@ -145,8 +150,23 @@ class RecordWriter:
             tail.next_offset = offset + 1
             tail.is_changed = True
             self._rows.append((tail.first_place + offset, timestamp_ms, record.key, record.value, headers))
-            positions.append(Position(record.topic, partition, offset, timestamp_ms))
+            positions.append(_position((record.topic, partition, offset, timestamp_ms)))
         return positions
+
+    def write_one(self, db: sqlite3.Connection, record: NewRecord) -> Position:
+        """Check and write one record, as `check` and `write` do; most appends are of this kind."""
+        now_ms = self._clock.now_ms()
+        known = self.catalog.find(db, record.topic)
+        _refuse(record, known, now_ms)
+        partition = self._partition(record, known)
+        tail = known.tail(partition)
+        headers = _encode_headers(record.headers) if record.headers else None
+        timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+        offset = tail.next_offset
+        tail.next_offset = offset + 1
+        tail.is_changed = True
+        self._rows.append((tail.first_place + offset, timestamp_ms, record.key, record.value, headers))
+        return _position((record.topic, partition, offset, timestamp_ms))
 
     def flush(self, db: sqlite3.Connection) -> None:
         """Write the rows gathered so far to the file."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.model import TopicConfig
 from headrace.runtime import BootMoment, BootTime, elapsed_ms
 
-__all__ = ["Cleaning", "Visit", "decide_cleaning", "note_cleaning"]
+__all__ = ["CompactionBounds", "Visit", "decide_cleaning", "note_cleaning"]
 
 # A visit is remembered when the last one is so much older, as a part of the shortest age that is asked for.
 _PARTS = 16
@@ -28,20 +28,20 @@ class Visit(NamedTuple):
     at: BootMoment
 
 
-class Cleaning(NamedTuple):
+class CompactionBounds(NamedTuple):
     """What compaction may do now: replace records below `cleaned`, drop tombstones below `tombstones_below`."""
 
     cleaned: int
     tombstones_below: int
 
 
-def decide_cleaning(visits: Sequence[Visit], end: int, config: TopicConfig, now: BootMoment) -> Cleaning:
+def decide_cleaning(visits: Sequence[Visit], end: int, config: TopicConfig, now: BootMoment) -> CompactionBounds:
     """Return what may be compacted, given the earlier visits and where the partition ends."""
     cleaned = _reached(visits, config.min_compaction_lag_ms, now) if config.min_compaction_lag_ms else end
     if not config.tombstone_retention_ms:
-        return Cleaning(cleaned, cleaned)
+        return CompactionBounds(cleaned, cleaned)
     old = (v.cleaned for v in visits if _age_ms(v.at, now) > config.tombstone_retention_ms)
-    return Cleaning(cleaned, max(old, default=0))
+    return CompactionBounds(cleaned, max(old, default=0))
 
 
 def _reached(visits: Sequence[Visit], lag_ms: int, now: BootMoment) -> int:
@@ -50,7 +50,7 @@ def _reached(visits: Sequence[Visit], lag_ms: int, now: BootMoment) -> int:
 
 def note_cleaning(
     db: sqlite3.Connection, partition_id: int, end: int, config: TopicConfig, now: BootMoment
-) -> Cleaning:
+) -> CompactionBounds:
     """Remember this visit, forget those that no question needs any more, and return what may be compacted."""
     visits = _load(db, partition_id)
     cleaning = decide_cleaning(visits, end, config, now)

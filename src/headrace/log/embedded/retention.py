@@ -70,7 +70,9 @@ class EmbeddedRetention:
         cleaning = await self._call(lambda db: self._note_cleaning(db, at, config))
         return await self._readers.run(lambda db: _superseded(db, at, cleaning))
 
-    def _note_cleaning(self, db: sqlite3.Connection, at: TopicPartition, config: TopicConfig) -> cleanings.Cleaning:
+    def _note_cleaning(
+        self, db: sqlite3.Connection, at: TopicPartition, config: TopicConfig
+    ) -> cleanings.CompactionBounds:
         partition_id, _, end = partition_row(db, at)
         return cleanings.note_cleaning(db, partition_id, end, config, moment_of(self._clock))
 
@@ -97,7 +99,7 @@ class EmbeddedRetention:
         return min(keep_from, _released(db, at)) if config.keep_until_released else keep_from
 
 
-def _superseded(db: sqlite3.Connection, at: TopicPartition, cleaning: cleanings.Cleaning) -> list[int]:
+def _superseded(db: sqlite3.Connection, at: TopicPartition, cleaning: cleanings.CompactionBounds) -> list[int]:
     """List the places of records that a newer one of their key replaced, then those of tombstones that served.
 
     A record that is too young to be compacted replaces nothing yet.

@@ -14,7 +14,7 @@ FORMAT = 3
 OFFSET_BITS = 40
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
 
-# How far a partition reached, and how far it was compacted, each time that compaction came by. Ages are told by the
+# How far a partition reached, and how far it was compacted, each time that compaction came by. Ages are measured by the
 # time since the boot; the wall clock is for rows of an earlier boot.
 CLEANINGS = """
 CREATE TABLE cleanings (

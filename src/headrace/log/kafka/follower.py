@@ -295,46 +295,80 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
 
     The end-of-partition event carries a position past what readers never see.
     """
-    found = SortedMessages()
-    records: dict[TopicPartition, list[Record]] = {}
-    errors: dict[TopicPartition, Any] = {}
-    before: dict[TopicPartition, int] = {}
+    sorting = _Sorting(assigned)
+    run: _Run | None = None  # nearly all messages come in runs of one partition
     for message in messages:
+        if run is not None and message.error() is None and (message.topic(), message.partition()) == run.at:
+            if message.offset() >= run.has.position and not run.has.has_failed:
+                sorting.add(run, message)
+        else:
+            run = sorting.take(message)
+    return sorting.sorted()
+
+
+@dataclass(slots=True)
+class _Run:
+    """A partition that may be trusted, and the records that one poll brought for it."""
+
+    at: TopicPartition
+    has: Assigned
+    before: int
+    records: list[Record] = field(default_factory=list)
+
+
+class _Sorting:
+    """The messages of one poll by partition."""
+
+    def __init__(self, assigned: Mapping[TopicPartition, Assigned]) -> None:
+        self._assigned = assigned
+        self._runs: dict[TopicPartition, _Run] = {}
+        self._errors: dict[TopicPartition, Any] = {}
+        self._doubtful: list[TopicPartition] = []
+
+    def take(self, message: Any) -> _Run | None:  # noqa: ANN401
+        """Take any message; if it was a partition's next record, return what the poll has brought for it so far."""
         error = message.error()
-        is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
-        if error is not None and not is_end:
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
             if not is_retried_by_driver(error):
-                errors |= _fail(message, error, assigned)
-            continue
+                self._errors |= _fail(message, error, self._assigned)
+            return None
         at = TopicPartition(message.topic(), message.partition())
-        has = assigned.get(at)
+        has = self._assigned.get(at)
         offset = message.offset()
-        if has is None or has.has_failed or at in found.doubtful or offset < has.position:
-            continue
+        if has is None or has.has_failed or at in self._doubtful or offset < has.position:
+            return None
         if not has.is_sure and not _is_believed(has, offset):
-            found.doubtful.append(at)
-            continue
-        before.setdefault(at, has.position)
+            self._doubtful.append(at)
+            return None
+        run = self._runs.get(at)
+        if run is None:
+            run = self._runs[at] = _Run(at, has, has.position)
         if error is not None:
             has.position = max(has.position, offset)
-        elif (unreadable := _take(message, has, records.setdefault(at, []))) is not None:
-            errors[at] = unreadable
-    for at in {**before, **errors}:
-        has = assigned[at]
-        if at in errors or has.position > before[at]:
-            found.brought.append(FollowedBatch(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
-    return found
+            return None
+        self.add(run, message)
+        return run
 
+    def add(self, run: _Run, message: Any) -> None:  # noqa: ANN401
+        """Add the next record of a partition. If it can't be decoded, later messages of the partition are ignored."""
+        try:
+            record = record_of(message)
+        except UnreadableRecord as unreadable:
+            run.has.has_failed = True
+            self._errors[run.at] = unreadable
+            return
+        run.records.append(record)
+        run.has.position = record.offset + 1
 
-def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
-    """Add a message's record, or return why it can't be decoded: later messages of the partition are ignored."""
-    try:
-        records.append(record_of(message))
-    except UnreadableRecord as unreadable:
-        has.has_failed = True
-        return unreadable
-    has.position = message.offset() + 1
-    return None
+    def sorted(self) -> SortedMessages:
+        """Return what was taken."""
+        found = SortedMessages(doubtful=self._doubtful)
+        for at in {**self._runs, **self._errors}:
+            has, run, error = self._assigned[at], self._runs.get(at), self._errors.get(at)
+            if error is not None or (run is not None and has.position > run.before):
+                batch = Batch(run.records if run is not None else [], has.position)
+                found.brought.append(FollowedBatch(at, has.turn, batch, error))
+        return found
 
 
 def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401

@@ -245,8 +245,8 @@ async def _queue(producer: Any, threads: Threads, placed: Placed, report: Callab
 
 
 _RETRY_S = 0.05
-# A commit is resumed only with at least so much time. A driver that has no time even to begin with it forgets that it
-# is committing, takes the late answer for that of an abort, and ends the process.
+# A commit is resumed only if at least this much time is left. A driver without the time to begin forgets that it is
+# committing, takes the late answer for that of an abort, and ends the process.
 _LEAST_TO_RESUME_S = 0.5
 _CLOSING_S = 5.0
 _LANDING_S = 1.0

@@ -168,9 +168,10 @@ class Appender:
         self.is_dead = self.is_dead or any(error.fatal() for error in failed)
         if len(failed) < len(landed):
             self._brokers_down = False
+        brokers_down = self._brokers_down
         for append in landed:
-            append.settle(self._brokers_down)
-        _count(landed)
+            append.settle(brokers_down)
+        _count(landed if not failed else [append for append in landed if append.error is None])
         if self._room is not None:
             self._produce_waiting()
 
@@ -186,14 +187,17 @@ class Appender:
         return Closed(f"log {self._address}")
 
 
-def _count(landed: list[Append]) -> None:
+def _count(done: list[Append]) -> None:
     """Count once for each poll, not for each append: a metric costs as much as producing a record."""
-    done = [append for append in landed if append.error is None]
     if not done:
         return
     _SECONDS.observe(time.perf_counter() - done[0].started)
     counts: dict[str, int] = {}
     for append in done:
-        append.count(counts)
+        if type(append) is OneRecord:  # without a call
+            topic = append.record.topic
+            counts[topic] = counts.get(topic, 0) + 1
+        else:
+            append.count(counts)
     for topic, count in counts.items():
         APPENDED.labels("kafka", topic).inc(count)

@@ -1,6 +1,6 @@
 """A watch over followed topics, which notices that a topic was deleted or replaced: brokers do not notify readers.
 
-It sends one request for all topics at an interval, and is told of every description that this process asks for:
+It sends one request for all topics at an interval, and gets every description that this process asks for:
 whoever has seen that a topic is a new one must not be given records that were read from the old one. A topic that was
 deleted and created again has another id. Between two requests a follower continues in the new topic at its old offset:
 records carry no topic id, so this can't be seen earlier.
@@ -48,7 +48,7 @@ class TopicWatch:
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="headrace-kafka-topic-watch")
 
     def learned(self, topic: Topic) -> None:
-        """Compare a description that somebody has asked for."""
+        """Compare a description that this process has asked for."""
         self._judge(topic.name, topic.topic_id)
 
     def keep(self, topics: set[str]) -> None:

@@ -82,7 +82,7 @@ def log_rows(
 
 
 def head_rows(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str], *, shares: int) -> DataFrame:
-    """Return the heads of topics as rows, read in so many shares of each topic."""
+    """Return the heads of topics as rows, read in this number of shares of each topic."""
     parts = [(topic, HeadShare(number, shares)) for topic in topics for number in range(shares)]
     return work_on_parts(spark, parts, HeadRowReader(endpoints), ROW_SCHEMA)
 

@@ -66,7 +66,7 @@ class ViewScan(NamedTuple):
 async def view_scan_of(
     store: Store, settings: TagSettings, topics: Collection[str], *, first_ms: int, parts: int
 ) -> ViewScan | None:
-    """Return a scan of the views of topics, from a log time on, in so many parts; None if there are no views."""
+    """Return a scan of the views of topics, from a log time on, in this number of parts; None if there are no views."""
     stored = await store.settings.get(REGISTRY_KEY)
     if stored is None or decode_registry(stored).use is not TagUse.ON:
         return None

@@ -6,6 +6,7 @@ for those that changed; `exported_frame` leaves the deleted events out.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ ExportTable: TypeAlias = Literal["journal", "tags", "heads"]
 Vector: TypeAlias = Mapping[str, Mapping[int, Place]]
 
 _NOTHING = ExportManifest(version=-1, created_ms=0, offsets={}, whole_heads=(), schemas={}, files={})
+# Not to_date(timestamp): that depends on the session's time zone, and the next export may be run elsewhere.
+_UTC_DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS INT))"
 _TAG_COLUMNS = ("key", "seq_nr", "timestamp", "log_time", "partition", "offset", "generation", "record_id")
 
 
@@ -122,7 +125,7 @@ class _Export:
         try:
             events = journal_frame(self._spark, self._endpoints, self._selection)
             new = events.where(f"offset > {self._lowest()}").where(self._since_last("<="))
-            dated = new.selectExpr("*", "to_date(timestamp) AS date")
+            dated = new.selectExpr("*", f"{_UTC_DATE} AS date")
             schemas["journal"] = self._write("journal", dated)
             written = _read(self._spark, self._target, "journal", self._export, schemas["journal"])
             schemas["tags"] = self._write("tags", _tags(written))
@@ -192,6 +195,11 @@ def _uri(path: Path) -> str:
     return f"file://{path}"
 
 
+def _pattern(path: Path) -> str:
+    """Return the address of a local path to read: Spark takes it for a pattern."""
+    return re.sub(r"([\\[\]{}*?])", r"\\\1", _uri(path))
+
+
 def _compared(how: str, place: Place) -> str:
     return f"struct(generation, offset) {how} struct({place.generation}, {place.offset}L)"
 
@@ -206,12 +214,12 @@ def _tags(events: DataFrame) -> DataFrame:
 
 def _read(spark: SparkSession, target: ExportFolder, table: str, export: str, schema: str) -> DataFrame:
     """Return what one export has written to a table; an empty frame if that is nothing."""
-    paths = [_uri(target.folder / table / file.path) for file in target.files(table, export)]
+    paths = [_pattern(target.folder / table / file.path) for file in target.files(table, export)]
     return _parquet(spark, target, table, paths, schema)
 
 
 def _files(spark: SparkSession, target: ExportFolder, known: Sequence[ExportManifest], table: str) -> DataFrame:
-    paths = [_uri(target.folder / table / file.path) for each in known for file in each.files.get(table, ())]
+    paths = [_pattern(target.folder / table / file.path) for each in known for file in each.files.get(table, ())]
     return _parquet(spark, target, table, paths, known[-1].schemas[table])
 
 
@@ -233,7 +241,7 @@ def _heads(spark: SparkSession, target: ExportFolder, known: Sequence[ExportMani
 
     since = {topic: manifest.version for manifest in known for topic in manifest.whole_heads}
     paths = [
-        _uri(target.folder / "heads" / file.path)
+        _pattern(target.folder / "heads" / file.path)
         for manifest in known
         for file in manifest.files.get("heads", ())
         if manifest.version >= since.get(file.values["topic"], 0)

@@ -87,7 +87,7 @@ async def _partitions(endpoints: Endpoints, topic: str, partitions: int | None) 
     """
     log, store = await log_of(endpoints), await store_of(endpoints)
     topology = Topology(log, store.settings, topic, partitions=partitions)
-    layout = await topology.grown()
+    layout = await topology.grown(creates=True)
     terms = await read_terms(store.settings, topic)
     if terms.engine:
         raise TopicClaimed(topic, terms.engine, "importing")

@@ -333,7 +333,7 @@ class StateLoad:
         await self._takeover.release()
 
     async def close(self) -> None:
-        """Stop; the lease of a partition that was not released ends by itself."""
+        """Stop; the lease of a partition that was not released expires."""
         await self._takeover.close()
 
 

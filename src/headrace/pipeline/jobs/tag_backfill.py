@@ -310,7 +310,7 @@ class _Backfill:
         return seen, parts
 
     def _tasks(self, written: int) -> int:
-        """Return the number of tasks for topics of so many records: Spark's setting, or fewer for little."""
+        """Return the number of tasks for topics with this number of records: Spark's setting, or fewer for little."""
         configured = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         return max(1, min(configured, -(-written // _RECORDS_OF_TASK)))
 

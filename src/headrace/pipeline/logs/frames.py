@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from headrace.pipeline.logs.plan import Offsets, assigned, encode_offsets
+from headrace.pipeline.logs.offsets import Offsets, assigned, encode_offsets
 from headrace.pipeline.logs.records import LOG_COLUMNS
 from headrace.pipeline.spark.connectors import provide_kafka
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints

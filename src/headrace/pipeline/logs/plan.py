@@ -1,4 +1,4 @@
-"""The plan of replication: its topics and partitions, their first offsets, and offsets in Spark's JSON.
+"""The plan of replication: its topics and partitions, and their first offsets.
 
 Only the stored offsets count: there is no checkpoint that could disagree with them.
 """
@@ -6,11 +6,8 @@ Only the stored offsets count: there is no checkpoint that could disagree with t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import msgspec
 
 from headrace.errors import LayoutLost, OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
 from headrace.journal import Layout, Topology
@@ -20,53 +17,16 @@ from headrace.pipeline.spark.process import side_by_side
 from headrace.store import ReplicatedOffset, Store
 
 __all__ = [
-    "Offsets",
     "PartitionLook",
     "Plan",
     "Selection",
-    "assigned",
-    "decode_offsets",
-    "encode_offsets",
-    "items",
     "look_at_partition",
     "plan_of",
     "start_of",
     "topics_of",
 ]
 
-Offsets: TypeAlias = Mapping[TopicPartition, int]
-
 _LOOKS = 3
-
-_decode = msgspec.json.Decoder(dict[str, dict[str, int]]).decode
-
-
-def encode_offsets(offsets: Offsets) -> str:
-    """Return offsets as JSON."""
-    by_topic: dict[str, dict[str, int]] = {}
-    for at, offset in sorted(offsets.items()):
-        by_topic.setdefault(at.topic, {})[str(at.partition)] = offset
-    return msgspec.json.encode(by_topic).decode()
-
-
-def assigned(offsets: Offsets) -> str:
-    """Return the partitions as JSON, by topic."""
-    by_topic: dict[str, list[int]] = {}
-    for at in sorted(offsets):
-        by_topic.setdefault(at.topic, []).append(at.partition)
-    return msgspec.json.encode(by_topic).decode()
-
-
-def decode_offsets(text: str | bytes) -> dict[TopicPartition, int]:
-    """Read offsets from JSON."""
-    return dict(items(_decode(text)))
-
-
-def items(by_topic: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPartition, int]]:
-    """Yield the offsets of a decoded JSON object."""
-    for topic, partitions in by_topic.items():
-        for partition, offset in partitions.items():
-            yield TopicPartition(topic, int(partition)), offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from headrace.errors import OffsetOutOfRange, RecordsLost
 from headrace.model import TopicPartition
-from headrace.pipeline.logs.plan import Offsets, decode_offsets, encode_offsets, items
+from headrace.pipeline.logs.offsets import Offsets, decode_offsets, encode_offsets, items
 from headrace.pipeline.logs.records import LOG_SCHEMA, batch_of_records
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, side_by_side

@@ -25,7 +25,10 @@ from headrace.journal import Topology
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.pipeline.logs.frames import log_stream
-from headrace.pipeline.logs.plan import Offsets, Plan, Selection, plan_of
+from headrace.pipeline.logs.offsets import Offsets
+from headrace.pipeline.logs.plan import Plan, Selection, plan_of
+from headrace.pipeline.replication.finishing import finish_batch
+from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, read_outcomes
 from headrace.pipeline.replication.progress import ProgressReports
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
@@ -33,13 +36,9 @@ from headrace.pipeline.replication.reports import (
     RUNNING,
     ReplicationWatcher,
     SilentWatcher,
-    TaskOutcome,
     count,
     count_outcomes,
-    read_failed_batch,
-    read_outcomes,
 )
-from headrace.pipeline.replication.sink import finish_batch
 from headrace.pipeline.spark.connectors import refuse_connect, refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
@@ -293,7 +292,7 @@ class Replication:
         self._count_failed(read_failed_batch(outcomes))
 
     def _ended(self, query: Any, plan: Plan, outcomes: Path) -> tuple[Ended, str]:  # noqa: ANN401
-        """Return why a query ended by itself. What a failed batch has written is counted too."""
+        """Return why a query ended without being stopped. What a failed batch has written is counted too."""
         self._finish_batches(self._reports.take_to_end(str(query.runId), _END_TOLD_S), plan, outcomes)
         failed = read_failed_batch(outcomes)
         self._count_failed(failed)

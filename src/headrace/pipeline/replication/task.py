@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError, IntegrityBroken, ReadAgain
 from headrace.journal import Layout, Replicated, layout_key, replicate_batch
 from headrace.model import RecordColumns, TopicPartition
 from headrace.pipeline.logs.records import columns_of_batches
-from headrace.pipeline.replication.reports import TaskOutcome
+from headrace.pipeline.replication.outcomes import TaskOutcome
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import kept_heads_of, one_line, run, store_of, tag_writer_of
 from headrace.store import Store

@@ -1,6 +1,6 @@
 """Spark's own connectors in any session: the jars of Kafka's source and of Avro's functions are added where they lack.
 
-`spark_session` starts Spark with them. A session that was started by somebody else gets them at run time: a classic one
+`spark_session` starts Spark with them. A session that other code has started gets them at run time: a classic one
 by ADD JAR, one of Spark Connect as artifacts of the client.
 """
 

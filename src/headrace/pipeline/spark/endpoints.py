@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.config import CassandraStoreSettings
 from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
-    from headrace.config import HeadraceSettings, LogSettings, StoreSettings, TagSettings
+    from headrace.config import CassandraStoreSettings, HeadraceSettings, LogSettings, StoreSettings, TagSettings
 
 __all__ = [
     "ENDPOINTS_OPTION",

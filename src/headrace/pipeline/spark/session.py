@@ -102,7 +102,7 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
 def check_version(version: str) -> None:
     """Raise UnsupportedPlatform for a Spark whose Python sources lack what ours need.
 
-    Sources get filters since Spark 4.1. Since 4.2 a stream's source is told how much to read and where to end.
+    Sources get filters since Spark 4.1. Since 4.2 a stream's source learns how much to read and where to end.
     """
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:

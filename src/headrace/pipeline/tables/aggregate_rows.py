@@ -7,7 +7,6 @@ enough to compare them, and memory does not grow with a journal's length.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.tables.frames import journal_frame
 from headrace.pipeline.tables.states import event_of_columns
 from headrace.pipeline.topics.frames import topic_frame
+from headrace.runtime import load_named
 from headrace.serde import open_registry
 from headrace.state import RESERVED_PREFIX, JsonValues
 
@@ -67,13 +67,9 @@ class EngineReference(msgspec.Struct, frozen=True):
     def load(self) -> Engine[Any]:
         """Import the engine. Raises BadArgument."""
         rule = "name an Engine as module:name, such as shop.bank:bank"
-        module, _, name = self.where.partition(":")
         if self.path and self.path not in sys.path:
             sys.path.append(self.path)
-        try:
-            found = getattr(importlib.import_module(module), name) if name else None
-        except (ModuleNotFoundError, AttributeError) as error:
-            raise BadArgument("engine", self.where, f"{rule} ({error})") from error
+        found = load_named("engine", self.where, rule, folder=None)
         if not isinstance(found, Engine):
             raise BadArgument("engine", self.where, f"{rule}; this is of type {type(found).__name__}")
         return found

@@ -28,6 +28,11 @@ __all__ = ["TopicViewKind", "query", "query_error", "table_names", "topic_of_vie
 
 TopicViewKind: TypeAlias = Literal["topic", "compact", "state"]
 
+# A record may have several headers of one name, which Spark's maps refuse: the last one counts.
+_LAST_HEADERS = (
+    "filter(headers, (h, i) -> NOT exists(slice(headers, i + 2, size(headers)), later -> later.key = h.key))"
+)
+_HEADERS = f"map_from_entries(transform({_LAST_HEADERS}, h -> struct(h.key, CAST(h.value AS STRING))))"
 _COLUMNS = (
     "partition",
     "offset",
@@ -36,7 +41,7 @@ _COLUMNS = (
     "value",
     "key_bytes",
     "value_bytes",
-    "map_from_entries(transform(headers, h -> struct(h.key, CAST(h.value AS STRING)))) AS headers",
+    f"{_HEADERS} AS headers",
 )
 
 

@@ -35,6 +35,15 @@ class Binding:
         statement.values = self._encoded(self._encoders, values)
         return statement
 
+    def routing_key(self, key: Sequence[object]) -> bytes | None:
+        """Return the partition of a table that holds `key`, which the values begin with; None if there is no such."""
+        if self._prepared.routing_key_indexes != list(range(len(key))):
+            return None
+        statement = BoundStatement(self._prepared)
+        statement.values = self._encoded(self._encoders[: len(key)], key)
+        found: bytes | None = statement.routing_key
+        return found
+
     def fill(self, batch: Any, key: Sequence[object], rows: Iterable[Sequence[object]]) -> None:  # noqa: ANN401
         """Add the query once for each row to a batch; the values of all begin with `key`, encoded once."""
         statement = BoundStatement(self._prepared)

@@ -9,11 +9,12 @@ before gaps were stored are found by probing a few dozen segments at a time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
 from headrace.store.cassandra.session import Row, Session, each_of
+from headrace.store.cassandra.sharing import Share, shared
 from headrace.store.limits import check_paging, check_share
 from headrace.store.paging import one_ahead
 from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, meta_segment, segment_of
@@ -95,7 +96,7 @@ class Segments:
 _POINTER = f"SELECT {selected(POINTER)} FROM {{keyspace}}.pointer2 WHERE topic = ? AND partition = ?"  # noqa: S608
 _TOPICS = "SELECT DISTINCT topic, partition FROM {keyspace}.pointer2"
 _META = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id = ?"  # noqa: S608
-_METAS_OF = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id IN ?"  # noqa: S608
+_METAS_OF = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment IN ? AND id IN ?"  # noqa: S608
 _META_SEGMENTS = (
     "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal "
     "WHERE token(topic, segment) >= ? AND token(topic, segment) <= ?"
@@ -111,8 +112,9 @@ QUERIES = (_POINTER, _TOPICS, _META, _METAS_OF, _META_SEGMENTS, _METAS, _METAS_O
 
 # How many partitions of the metajournal one query reads, for the same reason.
 _SCANNED = 20
-# How many heads of one partition of the metajournal one query names.
+# How many heads of one partition of the metajournal one query names, and of several, each of which is searched for all.
 _IDS_AT_ONCE = 100
+_SHARED_IDS = 40
 _KEYS_PAGE = 1000
 # Partitions of a table lie on a ring of tokens, spread evenly by Cassandra's default partitioner.
 _FIRST_TOKEN, _TOKENS = -(1 << 63), 1 << 64
@@ -137,25 +139,32 @@ class CassandraReader:
         return meta_of(topic, rows[0]) if rows else None
 
     async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
-        """Return the heads or purge markers of many journals; those of one partition of the table share a query."""
-        by_segment: dict[int, list[str]] = {}
-        for id_ in dict.fromkeys(ids):
-            by_segment.setdefault(meta_segment(id_, self._meta_segments), []).append(id_)
+        """Return the heads or purge markers of many journals; those of one partition of the table share a query.
+
+        So do a few partitions on the same nodes, in which the query looks for all of its ids.
+        """
         found: dict[str, JournalMeta] = {}
 
-        async def read(asked: tuple[str, int, list[str]]) -> None:
-            for row in await self._session.read("read metas of", _METAS_OF, asked):
+        async def read(together: list[tuple[int, list[str]]]) -> None:
+            asked = ([segment for segment, _ in together], [id_ for _, own in together for id_ in own])
+            for row in await self._session.read("read metas of", _METAS_OF, (topic, *asked)):
                 meta = meta_of(topic, row)
                 found[meta.id] = meta
 
-        questions = (
-            (topic, segment, own[start : start + _IDS_AT_ONCE])
-            for segment, own in by_segment.items()
-            for start in range(0, len(own), _IDS_AT_ONCE)
-        )
-        if failures := await each_of(read, questions):
+        if failures := await each_of(read, shared(self._questions(topic, ids), most=_SHARED_IDS)):
             raise failures[0]
         return found
+
+    def _questions(self, topic: str, ids: Sequence[str]) -> Iterator[Share[tuple[int, list[str]]]]:
+        """Yield some ids of one partition of the metajournal at a time."""
+        by_segment: dict[int, list[str]] = {}
+        for id_ in dict.fromkeys(ids):
+            by_segment.setdefault(meta_segment(id_, self._meta_segments), []).append(id_)
+        for segment, own in by_segment.items():
+            nodes = self._session.nodes_of(_META, (topic, segment)) if len(own) < _SHARED_IDS else None
+            for start in range(0, len(own), _IDS_AT_ONCE):
+                some = own[start : start + _IDS_AT_ONCE]
+                yield Share(nodes, len(some), (segment, some))
 
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500

@@ -7,7 +7,7 @@ import logging
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -256,6 +256,16 @@ class Session:
     def fill_encoded(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[list[object]]) -> None:  # noqa: ANN401
         """Do the same with rows whose values are encoded already."""
         self._prepared[query].fill_encoded(batch, key, rows)
+
+    def nodes_of(self, query: str, key: Sequence[object]) -> Hashable | None:
+        """Return the nodes that hold a partition, to be compared; None if the driver does not know them.
+
+        The values of the query begin with `key`, the partition's key.
+        """
+        routing_key = self._prepared[query].routing_key(key)
+        if routing_key is None:
+            return None
+        return frozenset(self._cluster.metadata.get_replicas(self.address.keyspace, routing_key)) or None
 
     async def read(self, operation: str, query: str, values: Sequence[object]) -> Sequence[Row]:
         """Return all rows of a query whose answer fits one page."""

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.config import CassandraStoreSettings
+from headrace.errors import Forbidden, TimedOut, Unreachable
 from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import (
     EVENT,
@@ -21,6 +22,7 @@ from headrace.store.cassandra.columns import (
 )
 from headrace.store.cassandra.reader import Segments
 from headrace.store.cassandra.session import Session, each_of
+from headrace.store.cassandra.sharing import Share, shared
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import (
@@ -41,6 +43,10 @@ R = TypeVar("R")
 
 _OVERHEAD_BYTES = 150
 _HEAD_BYTES = 250
+# What a server counts for a row or a head without its texts: 16 bytes for each cell, and the values of fixed size.
+_STORED_BYTES = 260
+_STORED_HEAD_BYTES = 560
+_STORED_CELL_BYTES = 32
 
 
 def cut(rows: Sequence[EventRow], *, max_rows: int, max_bytes: int) -> Iterator[list[EventRow]]:
@@ -130,6 +136,7 @@ class CassandraWriter:
         self._session = session
         self._max_rows = settings.batch_max_rows
         self._max_bytes = settings.batch_max_bytes
+        self._shared_bytes = settings.shared_batch_max_bytes
         self._meta_segments = meta_segments
         self._marker_ttl_s = max(1, int(marker_ttl_s))
         self._rows_written = ROWS_WRITTEN.labels("cassandra")
@@ -163,14 +170,22 @@ class CassandraWriter:
         """Write the rows of all journals, then their heads, those of one partition of the table together."""
         self._session.check()
         ready: list[JournalMeta] = []
+        alone: list[JournalWrite] = []
 
-        async def write(journal: JournalWrite) -> None:
-            if journal.rows:
-                await self.write_rows(journal.meta.topic, journal.meta.id, journal.rows)
-            ready.append(journal.meta)
+        async def write(together: Sequence[JournalWrite]) -> None:
+            try:
+                await self._write_together(together)
+            except Exception as failure:
+                if len(together) == 1 or isinstance(failure, TimedOut | Unreachable | Forbidden):
+                    raise
+                alone.extend(together)  # one of them is refused, and the others must not suffer
+            else:
+                ready.extend(journal.meta for journal in together)
 
-        failures = await each_of(write, journals)
-        failures += await each_of(self._write_heads, self._cut_heads(ready))
+        failures = await each_of(write, shared(map(self._share_of, journals), most=self._shared_bytes))
+        failures += await each_of(write, [[journal] for journal in alone])
+        heads = shared(map(self._share_of_heads, self._cut_heads(ready)), most=self._shared_bytes)
+        failures += await each_of(self._write_heads, heads)
         if failures:
             raise failures[0]
 
@@ -191,15 +206,46 @@ class CassandraWriter:
         # Bound here and not before, so that the first batches travel while the next are made.
         await self._session.write("write rows", self._batch(topic, id_, rows))
 
-    def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
-        where = (id_, topic, rows.segments()[0] if isinstance(rows, PlainRows) else rows[0].segment)
+    async def _write_together(self, journals: Sequence[JournalWrite]) -> None:
+        """Write the rows of journals in one request, unless it is a single journal."""
+        if len(journals) == 1:
+            if journals[0].rows:
+                await self.write_rows(journals[0].meta.topic, journals[0].meta.id, journals[0].rows)
+            return
         batch = unlogged()
+        for meta, rows in journals:
+            self._fill(batch, meta.topic, meta.id, rows)
+        await self._session.write("write rows", batch)
+        self._rows_written.inc(sum(len(journal.rows) for journal in journals))
+
+    def _share_of(self, journal: JournalWrite) -> Share[JournalWrite]:
+        """Return a journal with the nodes that hold its rows; None if these are in several partitions, or none."""
+        meta, rows = journal
+        segments = _segments_of(rows) if len(rows) <= self._max_rows else ()
+        if len(segments) != 1:
+            return Share(None, 0, journal)
+        size_bytes = _stored_size_of(rows)
+        if size_bytes > self._shared_bytes:
+            return Share(None, size_bytes, journal)
+        return Share(self._session.nodes_of(_INSERT_EVENT, (meta.id, meta.topic, *segments)), size_bytes, journal)
+
+    def _share_of_heads(self, heads: list[_Head]) -> Share[list[_Head]]:
+        size_bytes = sum(map(_stored_size_of_head, heads))
+        return Share(self._session.nodes_of(_PUT_META, heads[0][:2]), size_bytes, heads)
+
+    def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
+        batch = unlogged()
+        self._fill(batch, topic, id_, rows)
+        return batch
+
+    def _fill(self, batch: Any, topic: str, id_: str, rows: Sequence[EventRow]) -> None:  # noqa: ANN401
+        """Add the rows of one partition to a batch."""
+        where = (id_, topic, rows.segments()[0] if isinstance(rows, PlainRows) else rows[0].segment)
         batch.add(self._session.bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
         if isinstance(rows, PlainRows):
             self._session.fill_encoded(batch, _INSERT_EVENT, where, plain_values(rows))
         else:
             self._session.fill(batch, _INSERT_EVENT, where, map(event_values, rows))
-        return batch
 
     def _cut(self, rows: Sequence[EventRow]) -> Iterator[Sequence[EventRow]]:
         limits = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
@@ -211,14 +257,19 @@ class CassandraWriter:
             heads, key=_partition_of, size_of=_size_of_head, max_rows=self._max_rows, max_bytes=self._max_bytes
         )
 
-    async def _write_heads(self, heads: Sequence[_Head]) -> None:
-        """Write heads and purge markers of one partition of the table."""
-        where, batch = heads[0][:2], unlogged()
+    async def _write_heads(self, partitions: Sequence[Sequence[_Head]]) -> None:
+        """Write heads and purge markers, which are given by partition of the table."""
+        batch = unlogged()
+        for heads in partitions:
+            self._fill_heads(batch, heads)
+        await self._session.write("write metas", batch)
+
+    def _fill_heads(self, batch: Any, heads: Sequence[_Head]) -> None:  # noqa: ANN401
+        where = heads[0][:2]
         values = [(*meta_values(meta), write_time(meta.place)) for _, _, meta in heads if not meta.is_purged]
         markers = [(*meta_values(meta), write_time(meta.place)) for _, _, meta in heads if meta.is_purged]
         self._session.fill(batch, _PUT_META, where, values)
         self._session.fill(batch, _PUT_MARKER, where, [(*marker, self._marker_ttl_s) for marker in markers])
-        await self._session.write("write metas", batch)
 
     async def _delete(self, topic: str, id_: str, deletion: RowDeletion, time: int) -> None:
         segment, to, until = deletion
@@ -257,6 +308,35 @@ class _Head(NamedTuple):
 
 def _partition_of(head: _Head) -> tuple[str, int]:
     return head.topic, head.segment
+
+
+def _segments_of(rows: Sequence[EventRow]) -> set[int]:
+    return set(rows.segments()) if isinstance(rows, PlainRows) else {row.segment for row in rows}
+
+
+def _stored_size_of(rows: Sequence[EventRow]) -> int:
+    """Estimate what a server counts for rows."""
+    if isinstance(rows, PlainRows):
+        fixed_bytes = _STORED_BYTES + _bytes_of((rows.origin or "", rows.version or ""))
+        return fixed_bytes * len(rows) + sum(len(payload) for payload in rows.payloads if payload)
+    return sum(_stored_size_of_row(row) for row in rows)
+
+
+def _stored_size_of_row(row: EventRow) -> int:
+    cells = (*row.tags, *row.headers, *row.headers.values())
+    texts = (text for text in (row.metadata, row.origin, row.version, *cells) if text)
+    return _STORED_BYTES + len(row.payload or b"") + _STORED_CELL_BYTES * len(cells) + _bytes_of(texts)
+
+
+def _stored_size_of_head(head: _Head) -> int:
+    meta = head.meta
+    cells = (*meta.properties, *meta.properties.values())
+    texts = (text for text in (meta.id, meta.origin, meta.metadata, *cells) if text)
+    return _STORED_HEAD_BYTES + _STORED_CELL_BYTES * len(cells) + _bytes_of(texts)
+
+
+def _bytes_of(texts: Iterable[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
 
 
 def _size_of_head(head: _Head) -> int:

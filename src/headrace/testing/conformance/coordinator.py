@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from headrace.cluster import Coordinator, GroupSpec, Holding, MemberFacts
+from headrace.cluster import Coordinator, GroupSpec, Holding, MemberFacts, open_coordinator
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, DuplicateNode, WrongGroupSize
+from headrace.errors import BadArgument, DuplicateNode, TimedOut, WrongGroupSize
+from headrace.runtime import process_name
+from headrace.testing.conformance.coordinator_children import cluster_settings
 from headrace.testing.conformance.coordinator_setting import (
     GROUP,
     CoordinatorSetting,
@@ -26,6 +28,7 @@ from headrace.testing.processes import running_function
 __all__ = ["CoordinatorConformance"]
 
 STAY_A_MEMBER = "headrace.testing.conformance.coordinator_children:stay_a_member"
+STAY_A_NAMED_MEMBER = "headrace.testing.conformance.coordinator_children:stay_a_named_member"
 
 
 class CoordinatorConformance(CoordinatorSetting):
@@ -84,6 +87,24 @@ class CoordinatorConformance(CoordinatorSetting):
         await again.join(member("node-2", incarnation="second"))
         await until(one, lambda view: view.members.get("node-2", member("-")).incarnation == "second")
 
+    @pytest.mark.skipif(not process_name(), reason="the kernel does not tell which process it is: it has no /proc")
+    async def test_a_killed_process_does_not_keep_its_successor_waiting(self, address: str, cluster_name: str) -> None:
+        """C6: on the same machine it is known to have ended, however long its session; one that is frozen is not."""
+        session_s = 20.0
+        settings = cluster_settings(cluster_name, session_s)
+        with running_function(STAY_A_NAMED_MEMBER, address, cluster_name, session_s, "node-1") as child:
+            child.wait_for_line("joined", timeout_s=30)
+            again = await open_coordinator(address, settings=settings)
+            try:
+                child.pause()
+                with pytest.raises(TimedOut):
+                    await again.join(member("node-1", incarnation="second"), timeout_s=0.5)
+                child.kill()
+                await again.join(member("node-1", incarnation="second"), timeout_s=session_s / 4)
+                await until(again, lambda view: view.members.get("node-1", member("-")).incarnation == "second")
+            finally:
+                await again.close()
+
     async def test_the_leader_dies_and_another_one_leads(
         self, another: OpenCoordinator, address: str, cluster_name: str
     ) -> None:
@@ -116,7 +137,7 @@ class CoordinatorConformance(CoordinatorSetting):
         assert view.members["node-1"].incarnation == "first"
 
     async def test_a_fresh_view_is_of_this_moment(self, another: OpenCoordinator) -> None:
-        """C6: what another node was told to be done is in it, though nobody has waited for that to be seen."""
+        """C6: what another node was told is done is in it, though nobody has waited for that to be seen."""
         one, two = await another(), await another()
         await two.join(member("node-2"))
         assert "node-2" in (await one.fresh_view()).members

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from headrace.log import Admin, Groups, Log, Retention, TransactionalProducer
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
 
-__all__ = ["LogOnTop", "Reading", "Readings"]
+__all__ = ["LogOnTop", "ReadCall", "Readings"]
 
 
-class Reading(NamedTuple):
+class ReadCall(NamedTuple):
     """A call of `Log.read`."""
 
     at: TopicPartition
@@ -36,9 +36,9 @@ class Readings:
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
         """Yield batches, as the port says."""
-        return self.batches(Reading(at, start, end, headers_only, max_records, timeout_s))
+        return self.batches(ReadCall(at, start, end, headers_only, max_records, timeout_s))
 
-    def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         """Yield the batches of a reading."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class LogOnTop(Readings):
         """Write records."""
         return await self.log.append(records)
 
-    def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+    def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
         """Yield the other log's batches."""
         return self.log.read(
             reading.at,

@@ -6,12 +6,12 @@ from headrace.testing.conformance.store_heads import Heads
 from headrace.testing.conformance.store_journals import ManyJournals
 from headrace.testing.conformance.store_order import Order, Ranges
 from headrace.testing.conformance.store_rows import Rows
-from headrace.testing.conformance.store_shared import Shared
+from headrace.testing.conformance.store_shared import SettingsAndClosing
 from headrace.testing.conformance.store_snapshots import SavedStates
 from headrace.testing.conformance.store_tags import TaggedRows
 
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(Rows, Heads, ManyJournals, Order, Ranges, SavedStates, Shared, TaggedRows):
+class StoreConformance(Rows, Heads, ManyJournals, Order, Ranges, SavedStates, SettingsAndClosing, TaggedRows):
     """The whole suite of a store; a backend overrides `address` and `by_hand`."""

@@ -22,7 +22,7 @@ from headrace.testing.conformance.store_setting import (
     snapshot,
 )
 
-__all__ = ["Shared"]
+__all__ = ["SettingsAndClosing"]
 
 USES: dict[str, Callable[[Store], Awaitable[object]]] = {
     "read meta": lambda store: store.reader.meta("t", "id"),
@@ -46,7 +46,7 @@ USES: dict[str, Callable[[Store], Awaitable[object]]] = {
 }
 
 
-class Shared(StoreSetting):
+class SettingsAndClosing(StoreSetting):
     """Settings change atomically; closing is final."""
 
     async def test_a_setting_changes_only_from_what_was_expected(self, store: Store, topic: str) -> None:
