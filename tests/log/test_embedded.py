@@ -30,6 +30,7 @@ from headrace.log.embedded import open_log as open_embedded
 from headrace.log.embedded.append import LogCall
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.schema import MAX_OFFSET
+from headrace.log.metrics import FETCHES
 from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
@@ -500,3 +501,45 @@ async def test_a_folder_is_not_made_where_that_is_switched_off(tmp_path: Path) -
     with pytest.raises(NothingThere, match=r"there is no log at embedded:.*log\.db does not exist"):
         await open_log(f"embedded:{tmp_path / 'data'}", settings=settings)
     assert not await asyncio.to_thread((tmp_path / "data").exists)
+
+
+async def test_a_commit_wakes_only_those_who_follow_its_partition(log: Log) -> None:
+    """Reading costs a thread: whoever waits at the end of another partition of the file reads nothing."""
+    quiet, busy = await new_topic(log), await new_topic(log)
+    seen: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def follow() -> None:
+        async for batch in log.read(TopicPartition(quiet, 0), 0):
+            for record in batch.records:
+                seen.put_nowait(record.value)
+
+    following_it = asyncio.create_task(follow())
+    try:
+        await log.append([NewRecord(quiet, None, b"first", partition=0)])
+        assert await asyncio.wait_for(seen.get(), 10) == b"first"
+        before = FETCHES.labels("embedded", quiet)._value.get()
+        for _ in range(20):
+            await log.append([NewRecord(busy, None, b"other", partition=0)])
+        await log.append([NewRecord(quiet, None, b"last", partition=0)])
+        assert await asyncio.wait_for(seen.get(), 10) == b"last"
+        assert FETCHES.labels("embedded", quiet)._value.get() - before < 10
+    finally:
+        following_it.cancel()
+        await asyncio.gather(following_it, return_exceptions=True)
+
+
+async def test_one_who_waits_at_the_end_of_a_partition_learns_that_its_topic_is_gone(log: Log) -> None:
+    """Also if the topic is made again at once: its records are others."""
+    topic = await new_topic(log)
+    await log.append([NewRecord(topic, None, b"first", partition=0)])
+    is_there = asyncio.Event()
+
+    async def follow() -> None:
+        async for _ in log.read(TopicPartition(topic, 0), 0):
+            is_there.set()
+
+    following_it = asyncio.create_task(follow())
+    await asyncio.wait_for(is_there.wait(), 10)
+    await log.admin.delete(topic)
+    with pytest.raises(UnknownTopic):
+        await asyncio.wait_for(following_it, 10)

@@ -9,9 +9,20 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from headrace.errors import BadArgument, PortUnusable
-from headrace.observe import MetricSample, counter, gauge, histogram, metric_samples, render, serve, timed
+from headrace.observe import (
+    MetricSample,
+    batch_histogram,
+    counter,
+    gauge,
+    histogram,
+    metric_samples,
+    render,
+    serve,
+    timed,
+)
 
 LATENCY = histogram("test", "calls", "How long calls of this test take.", ["how"])
+TOGETHER = batch_histogram("test", "together", "How long many calls of this test take.", ["how"])
 EVENTS = counter("test", "events", "Things that happened in this test.")
 QUEUED = gauge("test", "queued", "bytes", "What waits in this test.")
 
@@ -42,6 +53,16 @@ def test_a_block_is_timed_also_when_it_fails() -> None:
     with pytest.raises(ZeroDivisionError), timed(LATENCY.labels("block")):
         raise ZeroDivisionError
     assert calls("block") == 2
+
+
+@pytest.mark.parametrize("count", [1, 99, 250])
+def test_values_that_are_counted_together_are_all_there_when_somebody_looks(count: int) -> None:
+    """A histogram of a hot path may count later, but not lose anything."""
+    how = str(count)
+    for _ in range(count):
+        TOGETHER.labels(how).observe_soon(0.5)
+    assert REGISTRY.get_sample_value("headrace_test_together_seconds_count", {"how": how}) == count
+    assert REGISTRY.get_sample_value("headrace_test_together_seconds_sum", {"how": how}) == count * 0.5
 
 
 def test_a_function_is_timed_and_stays_itself() -> None:
