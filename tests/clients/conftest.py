@@ -43,10 +43,8 @@ class GatewayProcess:
 
     async def start(self) -> None:
         self._starts += 1
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(str(Path(__file__).parents[2]))  # a child has this process' sys.path
-            call = running_function("tests.clients.market:serve", self._folder, f"g{self._starts}", self._port)
-            self._child = self._held.enter_context(call)
+        call = running_function("tests.clients.market:serve", self._folder, f"g{self._starts}", self._port)
+        self._child = self._held.enter_context(call)
         await asyncio.to_thread(self._child.wait_for_line, "serving", 60)
 
     def kill(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,11 +85,6 @@ async def _records(log: Log, at: TopicPartition) -> list[Record]:
 
 class OwnerExam(LogSetting):
     """The tests; a tier says where its log is, and how long a fail-over may take."""
-
-    @pytest.fixture
-    def children_find_the_tests(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A child has this process' sys.path, on which pytest does not put the tests."""
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
     @pytest_asyncio.fixture
     async def prefix(self, log: Log, topic: str) -> str:
@@ -331,7 +325,6 @@ class OwnerExam(LogSetting):
         await eventually(is_served, every_s=0.01, what="one owner")
         assert sum(owner.takings for owner in owners) <= 10
 
-    @pytest.mark.usefixtures("children_find_the_tests")
     @pytest.mark.parametrize("harm", ["kill", "freeze"])
     async def test_a_real_owner_that_dies_or_freezes_under_load(
         self, log: Log, address: str, topic: str, prefix: str, size: Size, harm: str

@@ -17,8 +17,6 @@ from headrace.config import ClusterSettings, HeadraceSettings, LogSettings
 from headrace.errors import BadArgument, Closed, DuplicateNode, NotPartitionOwner, TimedOut
 from headrace.testing.processes import running_function
 
-pytestmark = pytest.mark.usefixtures("children_find_the_tests")
-
 SPEC = GroupSpec(name="accounts", partitions=6, replicas=2)
 OpenNode = Callable[[str], Awaitable["Owning"]]
 

@@ -44,8 +44,6 @@ from headrace.errors import (
 )
 from headrace.testing.processes import running_function
 
-pytestmark = pytest.mark.usefixtures("children_find_the_tests")
-
 SETTINGS = ClusterSettings(name="c", max_requests_in_flight=50, max_message_bytes=100_000)
 
 

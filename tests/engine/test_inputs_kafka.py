@@ -31,10 +31,9 @@ _EACH = 100
 
 @pytest.mark.servers
 async def test_a_node_that_is_killed_loses_and_repeats_no_command_of_a_topic(
-    kafka: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: RunningService, tmp_path: Path
 ) -> None:
     """N39: kill -9 of the owner in the middle of a topic: each command has had its effect once."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # a child has this process' sys.path
     address, name = f"kafka://{kafka.address}", f"c-{uuid.uuid4().hex[:8]}"
     counter = counter_engine(name, command_topic=f"{name}-commands")
     with ExitStack() as children:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from pathlib import Path
 
 import pytest
 from tests.engine.models import Account, Deposit, bank_engine
@@ -20,13 +19,6 @@ from headrace.testing.processes import ChildProcess, running_function
 _PARTITIONS = 2
 
 
-@pytest.fixture
-def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has this process' sys.path, on which pytest does not put the tests."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-
-
-@pytest.mark.usefixtures("children_find_the_tests")
 @pytest.mark.timeout(600)
 async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(place: EnginePlace, size: Size) -> None:
     """N23, N42: kill -9 of the owner: each acknowledged command is there once, in order, and the state is the fold."""

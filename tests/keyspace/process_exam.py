@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from tests.keyspace.cluster import Processes
@@ -23,11 +22,9 @@ from headrace.testing.processes import ChildProcess
 @contextlib.asynccontextmanager
 async def running_processes(place: Place, *ids: str) -> AsyncIterator[Processes]:
     """Run nodes in processes of their own, with two copies of each partition."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # a child has this process' sys.path
-        async with Processes(place, *ids) as processes:
-            await processes.settled()
-            yield processes
+    async with Processes(place, *ids) as processes:
+        await processes.settled()
+        yield processes
 
 
 @pytest.mark.asyncio(loop_scope="module")

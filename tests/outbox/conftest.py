@@ -99,12 +99,6 @@ async def opened() -> AsyncIterator[Callable[[str], Awaitable[Log]]]:
 
 
 @pytest.fixture
-def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has this process' sys.path, on which pytest does not put the tests."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-
-
-@pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Let relays look for messages once, and then only when they are woken; set when one has looked."""
     has_looked, wait = asyncio.Event(), RelayLoop._wait_to_be_woken

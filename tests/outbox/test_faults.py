@@ -34,7 +34,6 @@ from headrace.testing.plugin import Size
 from headrace.testing.proxy import TcpProxy
 
 CHILDREN = "tests.outbox.children"
-pytestmark = pytest.mark.usefixtures("children_find_the_tests")
 
 
 @pytest.mark.parametrize("ground", GROUNDS_OF_SLOW_TESTS, indirect=True)

@@ -17,7 +17,7 @@ from headrace.testing import running_function
 from headrace.testing.plugin import Size
 
 NAMES = ["a", "b", "c", "d", "e"]
-pytestmark = [pytest.mark.usefixtures("children_find_the_tests"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def make_counters(ground: Ground) -> None:
