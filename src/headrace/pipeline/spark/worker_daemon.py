@@ -1,6 +1,6 @@
 """Spark's daemon of Python workers, which imports what workers need before it forks them.
 
-Spark uses it for the workers of tasks only; those that plan sources and sinks come from Spark's own daemon, so they must
+Spark uses it for the workers of tasks only; those that plan come from Spark's own daemon, so they must
 import little. That daemon forks first and lets each worker import, because libraries may start threads, which a
 fork does not copy. Every query starts new workers, so the imports would cost more than a second each time. The modules
 imported here have only threads that survive a fork (jemalloc's). Drivers are still imported after the fork.
