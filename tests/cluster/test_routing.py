@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -478,25 +479,26 @@ def test_members_are_asked_in_turn_until_one_is_named() -> None:
 
 async def test_a_request_is_repeated_after_all_earlier_ones_of_its_key() -> None:
     """C8: one that is still under way may have to be repeated, too, and was first."""
-    lanes = RequestLanes()
-    with lanes.ticket("k") as first, lanes.ticket("k") as second, lanes.ticket("other") as other:
+    lanes, first = RequestLanes(), ExitStack()
+    first.enter_context(lanes.ticket("k"))
+    with lanes.ticket("k") as second, lanes.ticket("other") as other:
         await asyncio.wait_for(other.wait_to_repeat(), 1)
         repeating = asyncio.create_task(second.wait_to_repeat())
         await asyncio.sleep(0)
         assert not repeating.done()
-        first.end()
+        first.close()
         await repeating
 
 
 async def test_lanes_are_forgotten() -> None:
     """Keys without requests under way cost nothing."""
-    lanes = RequestLanes()
-    with lanes.ticket("k") as first, lanes.ticket("k") as second:
-        first.is_repeated = True
+    lanes, first = RequestLanes(), ExitStack()
+    first.enter_context(lanes.ticket("k")).is_repeated = True
+    with lanes.ticket("k") as second:
         waiting = asyncio.create_task(second.wait_to_send())
         await asyncio.sleep(0)
         assert not waiting.done()
-        first.end()
+        first.close()
         await waiting
     assert lanes._lanes == {}
 
@@ -508,7 +510,7 @@ async def test_a_busy_key_does_not_hold_the_requests_that_have_ended() -> None:
     for _ in range(10):
         tickets.append(lanes.ticket("k").__enter__())
         tickets[-2].__exit__(None, None, None)
-    assert all(ticket._before == [] for ticket in tickets[:-1])
+    assert not any(ticket._before for ticket in tickets[:-1])
     tickets[-1].__exit__(None, None, None)
     assert lanes._lanes == {}
 

@@ -138,7 +138,7 @@ def test_a_given_port_is_used(services: Any) -> None:
         (["up", "kafak"], "these can be started: kafka, cassandra, zookeeper, registry, postgres, mariadb"),
         (["down", "kafak"], "these can be started: kafka"),
         (["status", "kafak"], "these can be started: kafka"),
-        (["logs", "kafka"], "these were started from here: none"),
+        (["logs", "kafka"], "no server was started from here; run: headrace services up kafka"),
         (["up", "kafka", "--port", "kafka"], "written NAME=PORT"),
         (["up", "kafka", "--port", "kafak=1"], "these can be started: kafka"),
         (["up", "kafka", "--set", "kafka.x"], "written NAME.KEY=VALUE"),

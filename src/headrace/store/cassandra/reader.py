@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from headrace.model import TopicPartition
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
 from headrace.store.cassandra.session import Row, Session, each_of
-from headrace.store.cassandra.sharing import Share, shared
+from headrace.store.cassandra.sharing import RequestShare, shared
 from headrace.store.limits import check_paging, check_share
 from headrace.store.paging import one_ahead
 from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, meta_segment, segment_of
@@ -155,7 +155,7 @@ class CassandraReader:
             raise failures[0]
         return found
 
-    def _questions(self, topic: str, ids: Sequence[str]) -> Iterator[Share[tuple[int, list[str]]]]:
+    def _questions(self, topic: str, ids: Sequence[str]) -> Iterator[RequestShare[tuple[int, list[str]]]]:
         """Yield some ids of one partition of the metajournal at a time."""
         by_segment: dict[int, list[str]] = {}
         for id_ in dict.fromkeys(ids):
@@ -164,7 +164,7 @@ class CassandraReader:
             nodes = self._session.nodes_of(_META, (topic, segment)) if len(own) < _SHARED_IDS else None
             for start in range(0, len(own), _IDS_AT_ONCE):
                 some = own[start : start + _IDS_AT_ONCE]
-                yield Share(nodes, len(some), (segment, some))
+                yield RequestShare(nodes, len(some), (segment, some))
 
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500

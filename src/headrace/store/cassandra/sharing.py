@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["SHARED_PARTITIONS", "Share", "shared"]
+__all__ = ["SHARED_PARTITIONS", "RequestShare", "shared"]
 
 T = TypeVar("T")
 
 SHARED_PARTITIONS = 10
 
 
-class Share(NamedTuple, Generic[T]):
+class RequestShare(NamedTuple, Generic[T]):
     """What is asked of one partition: the nodes that hold it (None if it can't share a request), and its size."""
 
     nodes: Hashable | None
@@ -28,7 +28,7 @@ class Share(NamedTuple, Generic[T]):
     item: T
 
 
-def shared(shares: Iterable[Share[T]], *, most: int) -> Iterator[list[T]]:
+def shared(shares: Iterable[RequestShare[T]], *, most: int) -> Iterator[list[T]]:
     """Yield what goes together, each as soon as it is full: up to `most` in size, and ten partitions."""
     waiting: dict[Hashable, tuple[int, list[T]]] = {}
     for nodes, size, item in shares:

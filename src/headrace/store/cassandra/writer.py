@@ -22,7 +22,7 @@ from headrace.store.cassandra.columns import (
 )
 from headrace.store.cassandra.reader import Segments
 from headrace.store.cassandra.session import Session, each_of
-from headrace.store.cassandra.sharing import Share, shared
+from headrace.store.cassandra.sharing import RequestShare, shared
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import (
@@ -218,20 +218,22 @@ class CassandraWriter:
         await self._session.write("write rows", batch)
         self._rows_written.inc(sum(len(journal.rows) for journal in journals))
 
-    def _share_of(self, journal: JournalWrite) -> Share[JournalWrite]:
+    def _share_of(self, journal: JournalWrite) -> RequestShare[JournalWrite]:
         """Return a journal with the nodes that hold its rows; None if these are in several partitions, or none."""
         meta, rows = journal
         segments = _segments_of(rows) if len(rows) <= self._max_rows else ()
         if len(segments) != 1:
-            return Share(None, 0, journal)
+            return RequestShare(None, 0, journal)
         size_bytes = _stored_size_of(rows)
         if size_bytes > self._shared_bytes:
-            return Share(None, size_bytes, journal)
-        return Share(self._session.nodes_of(_INSERT_EVENT, (meta.id, meta.topic, *segments)), size_bytes, journal)
+            return RequestShare(None, size_bytes, journal)
+        return RequestShare(
+            self._session.nodes_of(_INSERT_EVENT, (meta.id, meta.topic, *segments)), size_bytes, journal
+        )
 
-    def _share_of_heads(self, heads: list[_Head]) -> Share[list[_Head]]:
+    def _share_of_heads(self, heads: list[_Head]) -> RequestShare[list[_Head]]:
         size_bytes = sum(map(_stored_size_of_head, heads))
-        return Share(self._session.nodes_of(_PUT_META, heads[0][:2]), size_bytes, heads)
+        return RequestShare(self._session.nodes_of(_PUT_META, heads[0][:2]), size_bytes, heads)
 
     def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
         batch = unlogged()
