@@ -3,7 +3,7 @@
 Every worker starts the servers and the Spark session that its own tests ask for, and pytest-xdist alone would hand out
 files by their number of tests: every worker would start all of them, and the longest files would come last. So a worker
 takes the files of its own home first, the longest of them first, then files that need no server, and then it helps
-where most is left.
+where most is left. Workers beyond those that have a home begin with the files that need no server.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def next_file(worker: int, waiting: dict[str, int]) -> str:
     homes: dict[int, list[str]] = {}
     for file in waiting:
         homes.setdefault(home_of(file), []).append(file)
-    own = worker % len(HOMES)
+    own = min(worker, NOBODYS)  # a fourth worker begins with the files that need no server
 
     def claim(home: int) -> tuple[bool, bool, float]:
         return home == own, home == NOBODYS, sum(seconds[file] for file in homes[home])

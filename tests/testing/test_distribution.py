@@ -25,7 +25,7 @@ WAITING = {
         (SPARK, "tests/pipeline/test_sql.py"),
         (CASSANDRA, "tests/store/cassandra/test_parts.py"),
         (KAFKA, "tests/outbox/test_sent.py"),
-        (len(HOMES) + SPARK, "tests/pipeline/test_sql.py"),
+        (len(HOMES), "tests/cli/test_help.py"),
     ],
 )
 def test_a_worker_begins_with_the_longest_file_of_its_home(worker: int, file: str) -> None:
