@@ -573,6 +573,22 @@ async def test_a_put_reads_its_key_at_most_once_when_it_is_applied(embedded: Any
     assert reads == [b"da"]
 
 
+async def test_a_key_that_was_removed_or_got_a_ttl_is_not_taken_for_what_it_was(embedded: Any) -> None:
+    """S2: what the owner remembers of the rows that it wrote follows removals, and keys that are due some day."""
+    spec = embedded.spec()
+    partition = await embedded.owned(spec)
+    things = partition.state(spec)
+    await things.put("a", "1")
+    await things.remove("a")
+    assert await things.count() == 0
+    await things.put("a", "2")
+    assert (await things.count(), await things.get("a")) == (1, "2")
+    await things.put("a", "3", ttl="1h")
+    await things.put("a", "4")
+    assert (await things.count(), await things.get("a")) == (1, "4")
+    assert partition._stores[0].count(b"x", b"y") == 0, "no row is left that makes the key due"
+
+
 async def test_an_update_gets_its_turn_while_others_put_the_same_key(embedded: Any) -> None:
     """S1: puts go behind an update that waits, or a key that is put all the time could never be updated."""
     spec = embedded.spec(value=int)
