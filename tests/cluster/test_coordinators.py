@@ -95,6 +95,7 @@ class TestZooKeeperCoordinator(CoordinatorConformance):
         await one.join(member("node-1"))
         await two.join(member("node-2"))
         before = await until(two, lambda view: len(view.members) == 2 and "accounts" in view.placements)
+        await until(one, lambda view: view.cluster_id == before.cluster_id)  # a node brings back what it has seen
         client = KazooClient(zookeeper.address)
         await asyncio.to_thread(client.start)
         await asyncio.to_thread(remove_at_once, client, f"/headrace/{cluster_name}")

@@ -19,6 +19,7 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from tests.projection.test_projections import Embedded
+from tests.suites.projections import id_in_slot
 from tests.suites.tags_following import make_again
 from tests.suites.tags_setting import Scene, TagSetting
 from tests.suites.tags_views import TABLES
@@ -28,7 +29,6 @@ from headrace.model import NewRecord
 from headrace.projection import Projection, ProjectionRunner, Recovery, current_delivery, open_target, rebuild
 from headrace.projection import store_target as beside
 from headrace.projection.operations import replay_letters, wait_until_handled
-from headrace.projection.slots import slot_of
 from headrace.projection.store_target import StoreTarget
 from headrace.projection.workers import Attendance, Control
 from headrace.protocol.actions import Delete
@@ -547,9 +547,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
     async def test_views_with_other_numbers_repeat_nothing(self, scene: Scene, tmp_path: Path, is_cut: bool) -> None:
         """Where the views were lost and rebuilt with higher numbers, a slot that is further on than others stays there,
         also in the middle of a record."""
-        near, far = (
-            next(id_ for id_ in ("a", "b", "c", "d", "e", "f") if slot_of(scene.topic, id_, 2) == n) for n in (0, 1)
-        )
+        near, far = (id_in_slot(scene.topic, n, slots=2) for n in (0, 1))
         seen: list[tuple[str, int]] = []
         failing = {6} if is_cut else set()
 
