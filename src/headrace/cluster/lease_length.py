@@ -17,7 +17,7 @@ __all__ = ["LeaseLength", "LeaseTerms"]
 _RENEWALS_PER_LEASE = 3
 # A lease that runs out once may be due to a process that was frozen, or to a broker that was restarted. It is a matter
 # of its length only if it happens again before so many renewals came in time.
-_RENEWALS_TO_TRUST = 10
+_RENEWALS_TO_TRUST = 5
 # A renewal that takes less of the configured length than this leaves no doubt that the length is enough.
 _CALM_SHARE = 1 / 6
 
