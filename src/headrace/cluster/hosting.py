@@ -13,8 +13,9 @@ from typing import Any, Self
 from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.epochs import Identity
 from headrace.cluster.hosted_partition import HostedGroup, HostedPartition, PartitionHost
-from headrace.cluster.lease import LeaseKeeper, ensure_lease_topic, new_process
+from headrace.cluster.lease import LeaseKeeper, new_process
 from headrace.cluster.lease_length import LeaseTerms
+from headrace.cluster.lease_watch import ensure_lease_topic
 from headrace.cluster.members import ClusterView
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener

@@ -9,48 +9,28 @@ Each lease has a length of its own, which its renewals and the Epochs under it n
 from __future__ import annotations
 
 import asyncio
-import collections
 import itertools
 import uuid
-import zlib
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
 from prometheus_client import Counter
 
-from headrace.cluster.epochs import UNNAMED_LEASE_S, Identity
+from headrace.cluster.epochs import Identity
 from headrace.cluster.lease_length import LeaseLength, LeaseTerms, renew_every_s
-from headrace.cluster.tail import Tail, seconds, sleep_until
+from headrace.cluster.lease_watch import SIGNS_OF_LIFE, LeaseWatch, Renewal, encode_renewal, lease_topic, partition_of
+from headrace.cluster.tail import seconds, sleep_until
 from headrace.cluster.tasks import together
-from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable, UnreadableRecord
-from headrace.log import Log, TransactionalProducer, ensure_topic
-from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable
+from headrace.log import Log, TransactionalProducer
+from headrace.model import NewRecord
 from headrace.observe import counter, gauge, get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock
 
-__all__ = [
-    "LEASE_PARTITIONS",
-    "LeaseKeeper",
-    "LeaseWatch",
-    "NodeLease",
-    "Renewal",
-    "ensure_lease_topic",
-    "lease_topic",
-    "new_process",
-    "partition_of",
-]
+__all__ = ["LeaseKeeper", "NodeLease", "new_process"]
 
 _logger = get_logger(__name__)
 _BACKOFF = Backoff(first_s=0.05, factor=1.5, limit_s=1.0)
-# A process that died may have had one renewal on its way; two after our first one mean that it lives.
-_SIGNS_OF_LIFE = 2
-_LEASES_KEPT = 4096
 _LEASES_AT_ONCE = 3
-# Leases are spread, because a process that dies while it renews hides what others write after it in its partition.
-LEASE_PARTITIONS = 16
-_RETENTION_MS = 60 * 60 * 1000
-_LOOK_BACK = 500
-_LOOK_TIMEOUT_S = 10.0
 # For how long a lease is renewed after one of another length has followed it: until the Epochs that name it are
 # replaced, reads go on under it.
 _OVERLAP_S = 10.0
@@ -60,35 +40,6 @@ RAN_OUT = counter("cluster", "leases_run_out", "Times that a lease was over befo
 LOST = Counter(
     "headrace_cluster_leases_lost_total", "Leases of this process that were refused or not answered in time."
 )
-
-
-class Renewal(msgspec.Struct, frozen=True):
-    """What a renewal says. `number` counts those of one lease, from 1; `lease_s` is how long that lease is."""
-
-    lease_id: str
-    by: Identity
-    number: int
-    lease_s: float = UNNAMED_LEASE_S
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Renewal).decode
-
-
-def lease_topic(prefix: str) -> str:
-    """Return the name of the topic that holds the renewals of all nodes."""
-    return f"{prefix}-leases"
-
-
-async def ensure_lease_topic(log: Log, prefix: str, *, partitions: int = LEASE_PARTITIONS) -> None:
-    """Make the topic of the renewals if it is not there yet. Raises WrongPartitionCount."""
-    config = TopicConfig(cleanup=Cleanup.DELETE, retention_ms=_RETENTION_MS)
-    await ensure_topic(log.admin, lease_topic(prefix), partitions=partitions, config=config)
-
-
-def partition_of(node: str, partitions: int) -> int:
-    """Return the partition of the topic that a node renews its leases in: all in one, so that they have an order."""
-    return zlib.crc32(node.encode()) % partitions
 
 
 def new_process() -> str:
@@ -129,118 +80,15 @@ class NodeLease:
         return not self._is_lost and now_s < self._valid_until_s
 
 
-class LeaseWatch:
-    """When the renewals of all leases arrived here, as far as they were seen since `since_s`.
-
-    `predecessor` is the last renewal of another process with this node's id, from before this one's first, and
-    `predecessor_leases` are the leases that this process renewed, the last one at the end.
-    """
-
-    def __init__(self, log: Log, prefix: str, me: Identity, *, clock: Clock) -> None:
-        self.since_s = seconds(clock)
-        self._log = log
-        self._prefix = prefix
-        self._me = me
-        self._clock = clock
-        self._tails: list[Tail] = []
-        self._arrived_s: dict[str, float] = {}
-        self._heard: dict[str, tuple[float, float]] = {}
-        self.predecessor: Renewal | None = None
-        self.predecessor_leases: list[str] = []
-        self._is_renewing = False
-        self._later: set[str] = set()
-        self._seen: collections.Counter[str] = collections.Counter()
-
-    @property
-    def partitions(self) -> int:
-        """How many partitions the topic has."""
-        return len(self._tails)
-
-    def arrived_s(self, lease_id: str) -> float | None:
-        """Return when the last renewal of a lease arrived; None if none did since the watch began."""
-        return self._arrived_s.get(lease_id)
-
-    def heard(self, node: str) -> tuple[float, float] | None:
-        """Return when a node was last heard of, by a renewal of any of its leases, and how long that lease is."""
-        return self._heard.get(node)
-
-    async def open(self) -> None:
-        """Begin at the end of the topic, and for this node's own partition a little before. Raises UnknownTopic."""
-        topic = lease_topic(self._prefix)
-        partitions = (await self._log.admin.describe(topic)).partitions
-        own = partition_of(self._me.node, partitions)
-        for at in [TopicPartition(topic, partition) for partition in range(len(self._tails), partitions)]:
-            bounds = await self._log.bounds(at)
-            start = max(bounds.start, bounds.end - _LOOK_BACK) if at.partition == own else bounds.end
-            self._tails.append(Tail(self._log, at, start=start, clock=self._clock, sink=self._saw))
-        await self.look(self._me.node, timeout_s=_LOOK_TIMEOUT_S)
-
-    async def run(self) -> None:
-        """Follow the renewals until cancelled. Raises DuplicateNode."""
-        await together(*(tail.follow() for tail in self._tails))
-
-    async def look(self, node: str, *, timeout_s: float = _LOOK_TIMEOUT_S) -> bool:
-        """See the renewals of a node's lease that can be read now; returns False if some may be hidden.
-
-        A process that died while it renewed has left a transaction open, which hides all later renewals in its
-        partition until another process takes the dead one's id.
-        """
-        tail = self._tails[partition_of(node, len(self._tails))]
-        return await tail.read_committed(timeout_s=timeout_s)
-
-    def _saw(self, record: Record, now_s: float) -> None:
-        try:
-            renewal = _renewal_in(record)
-        except UnreadableRecord as error:  # no node has written it, and it renews nothing
-            _logger.warning("a record is not a renewal of a lease", reason=str(error))
-            return
-        self._arrived_s.pop(renewal.lease_id, None)
-        self._arrived_s[renewal.lease_id] = now_s
-        self._heard[renewal.by.node] = (now_s, renewal.lease_s)
-        if len(self._arrived_s) > _LEASES_KEPT:
-            del self._arrived_s[next(iter(self._arrived_s))]  # the one that was silent for longest
-        self._check_rival(renewal)
-
-    def _note_predecessor(self, renewal: Renewal) -> None:
-        if self.predecessor is None or self.predecessor.by != renewal.by:
-            self.predecessor_leases.clear()
-        if renewal.lease_id in self.predecessor_leases:
-            self.predecessor_leases.remove(renewal.lease_id)
-        self.predecessor_leases.append(renewal.lease_id)
-        self.predecessor = renewal
-
-    def _check_rival(self, renewal: Renewal) -> None:
-        """Raise if another process with our node id was there first and still renews its lease."""
-        rival = renewal.by.process
-        if renewal.by == self._me:
-            self._is_renewing = True
-        elif not self._is_renewing and renewal.by.node == self._me.node:
-            self._note_predecessor(renewal)
-        elif renewal.by.node == self._me.node and rival not in self._later:
-            if renewal.number == 1:
-                self._later.add(rival)  # it came after us, and will stop when it sees our next renewal
-                return
-            self._seen[rival] += 1
-            if self._seen[rival] >= _SIGNS_OF_LIFE:
-                raise DuplicateNode(self._me.node, self._me.process, rival)
-
-
 def _may_be_open(leases: Sequence[str]) -> list[str]:
     """Return the leases that a dead process may have been renewing: the last ones, and the one that came after them.
 
     While its length changes, a process renews two, and no renewal of the newest one may have been seen.
     """
     stem = leases[-1].rpartition(".")[0]
-    newest = max(int(number) for number in (each.rpartition(".")[2] for each in leases) if number.isdigit())
+    numbers = [each.rpartition(".")[2] for each in leases]
+    newest = max((int(number) for number in numbers if number.isdigit()), default=0)
     return list(dict.fromkeys((*leases[-_LEASES_AT_ONCE:], f"{stem}.{newest + 1}")))
-
-
-def _renewal_in(record: Record) -> Renewal:
-    try:
-        return _decode(record.value or b"")
-    except msgspec.MsgspecError as error:
-        reason = f"a renewal of a lease: {error}"
-        raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
 
 
 class LeaseKeeper:
@@ -302,7 +150,7 @@ class LeaseKeeper:
         If it died while it renewed, what it left open would hide our own renewals from the other nodes.
         """
         last, signs = self.watch.predecessor, 0
-        while last is not None and signs < _SIGNS_OF_LIFE:
+        while last is not None and signs < SIGNS_OF_LIFE:
             await asyncio.sleep(self.terms.patience_s(last.lease_s))
             await self.watch.look(self.me.node)
             if self.watch.predecessor == last:
@@ -399,7 +247,7 @@ class LeaseKeeper:
     async def _renew(self, lease: NodeLease, producer: TransactionalProducer) -> None:
         """Commit one record, never an empty transaction: that one works for producers that are fenced, too."""
         renewal = Renewal(lease.id, self.me, lease.renewals + 1, lease.lease_s)
-        record = NewRecord(lease_topic(self._prefix), None, _encode(renewal), partition=self._partition)
+        record = NewRecord(lease_topic(self._prefix), None, encode_renewal(renewal), partition=self._partition)
         try:
             async with asyncio.timeout(lease.lease_s):
                 await producer.begin()

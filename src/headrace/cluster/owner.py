@@ -180,7 +180,8 @@ class Owner:
         if now_s < tenure.wait_until_s or not self._keeper.is_valid(tenure.epoch.lease_id, now_s=now_s):
             return False
         # While another Epoch is being written, a successor takes the lease of this one or that of the next.
-        return all(self._keeper.is_valid(each, now_s=now_s) for each in self._claimant.named)
+        named = self._claimant.named
+        return not named or all(self._keeper.is_valid(each, now_s=now_s) for each in named)
 
     async def serve_gate(self, *, timeout_s: float) -> None:
         """Wait until a read may be answered. Raises NotPartitionOwner, TimedOut."""
