@@ -262,13 +262,9 @@ class LeaseKeeper:
             self._note_length(lease, "renewals were not answered before the lease was over")
 
     def _note_length(self, lease: NodeLease, reason: str) -> None:
-        _logger.warning(
-            "the next lease has another length",
-            node=self.me.node,
-            reason=reason,
-            from_s=lease.lease_s,
-            to_s=self._length.lease_s,
-        )
+        log = _logger.warning if self._length.lease_s > lease.lease_s else _logger.info
+        node, to_s = self.me.node, self._length.lease_s
+        log("the next lease has another length", node=node, reason=reason, from_s=lease.lease_s, to_s=to_s)
 
     def _begin(self, lease: NodeLease) -> None:
         LENGTH.set(lease.lease_s)
