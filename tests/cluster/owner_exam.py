@@ -13,6 +13,7 @@ import pytest_asyncio
 from headrace.cluster import (
     Identity,
     LeaseKeeper,
+    LeaseTerms,
     OwnedPartition,
     Owner,
     batch_of,
@@ -41,10 +42,12 @@ StartNode = Callable[..., Any]
 class Node:
     """One node with its lease, and the partitions it takes part in."""
 
-    def __init__(self, log: Log, prefix: str, name: str, *, cluster_id: str = "cluster") -> None:
+    def __init__(
+        self, log: Log, prefix: str, name: str, *, cluster_id: str = "cluster", terms: LeaseTerms | None = None
+    ) -> None:
         self.log = log
         self.prefix = prefix
-        self.keeper = LeaseKeeper(log, prefix, Identity(cluster_id, name, new_process()))
+        self.keeper = LeaseKeeper(log, prefix, Identity(cluster_id, name, new_process()), terms=terms)
         self.epochs: list[int] = []
         self.losses = 0
         self.tasks = [asyncio.create_task(self.keeper.run())]
@@ -97,8 +100,9 @@ class OwnerExam(LogSetting):
         """Start nodes, each with a client of its own; they are stopped at the end."""
         nodes: list[Node] = []
 
-        async def start_node(name: str, *, cluster_id: str = "cluster") -> Node:
-            nodes.append(Node(await another(), prefix, name, cluster_id=cluster_id))
+        async def start_node(name: str, *, is_slow: bool = False, **more: Any) -> Node:
+            log: Any = await another()
+            nodes.append(Node(SlowLog(log) if is_slow else log, prefix, name, **more))
             return nodes[-1]
 
         yield start_node
@@ -201,6 +205,39 @@ class OwnerExam(LogSetting):
             await owner.serve_gate(timeout_s=20)
             assert owner.epoch == 2
         assert not node.losses
+
+    async def test_a_slow_log_is_served_under_a_longer_lease(self, topic: str, start: StartNode) -> None:
+        """C14: a lease that is shorter than its own renewals take never holds; it grows until it does."""
+        terms = LeaseTerms(lease_s=0.1, longest_s=3.0)
+        node = await start("a", is_slow=True, terms=terms)
+        node.log.commit_s = 0.15
+        owner = await owned(node.replica(TopicPartition(topic, 0)))
+
+        async def is_kept() -> bool:
+            return owner.may_serve() and node.keeper.lease.renewals > 3
+
+        await eventually(is_kept, every_s=0.01, what="a lease that holds")
+        assert node.keeper.lease.lease_s >= 0.4
+        await owner.commit([NewRecord(topic, b"k", b"1", partition=0)])
+        await owner.serve_gate(timeout_s=20)
+
+    async def test_a_node_waits_for_a_lease_that_is_longer_than_its_own(self, topic: str, start: StartNode) -> None:
+        """C15: who takes over goes by the length that the log names; the owner before reads on until its end."""
+        at = TopicPartition(topic, 0)
+        old_node = await start("old", is_slow=True, terms=LeaseTerms(1.5))
+        new_node = await start("new", terms=LeaseTerms(0.2, 0.2))
+        old = await owned(old_node.replica(at, log=DeafLog(old_node.log)))
+        await old.serve_gate(timeout_s=20)
+        new = new_node.replica(at)
+        old_node.log.commit_s = 60.0  # no renewal is answered any more
+        old_s = 0.0
+        while not new.may_serve():
+            if old.may_serve():
+                old_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.005)
+        assert not old.may_serve(), "two nodes answer reads"
+        assert old_s, "the old owner must have served while the new one waited"
+        assert new.epoch == 2
 
     async def test_another_cluster_with_the_same_prefix_stops(self, topic: str, start: StartNode) -> None:
         """C16: the error names the cluster and the node that were there first, and that one goes on."""
@@ -409,6 +446,29 @@ class DeafLog:
             await asyncio.Event().wait()
         async for batch in self._log.read(at, start, end, **more):
             yield batch
+
+
+class SlowLog:
+    """A log whose commits take longer than they need to."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.commit_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
+        producer: Any = await self._log.transactional(transactional_id, timeout_s=timeout_s)
+        commit = producer.commit
+
+        async def slow() -> Sequence[Position]:
+            await asyncio.sleep(self.commit_s)
+            positions: Sequence[Position] = await commit()
+            return positions
+
+        producer.commit = slow
+        return producer  # type: ignore[no-any-return]
 
 
 class UnsureLog:

@@ -3,6 +3,9 @@
 The nodes run the shipped Owner and LeaseKeeper over a scripted log. They are frozen and killed, cut off from the log,
 proposed and released at random; answers are late or lost. Clients write and read two keys. The oracle: there is one
 linear history for each key. Its order is the log's.
+
+`World` has leases of one length, `UnevenWorld` leases of many, whose owners are deposed one after the other.
+`StarvedWorld` is about liveness: its processes get the processor now and then, and calls must succeed all the same.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tests.cluster.scripted_log import Brokers, ScriptedLog, Weather
 from tests.cluster.virtual_time import SimulatedNode, run_virtually
 
 from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, owner
+from headrace.cluster.lease_length import LeaseLength
 from headrace.cluster.ownership import PartitionView, due_s
 from headrace.model import NewRecord, TopicPartition
 from headrace.state import is_reserved
@@ -30,11 +34,12 @@ CHANGELOGS = {b"a": AT, b"b": SIDE}  # each key has its own, so that a batch tou
 KEYS = tuple(CHANGELOGS)
 Kind: TypeAlias = Literal["write", "read"]
 _KINDS: tuple[Kind, ...] = ("write", "read")
-_ROUGH_S = 4.0
 _WRITE_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 0.1
 SUSPICIONS = ("suspect", "cut and suspect", "slow and suspect")
 HARMS = ("freeze", "freeze", "kill", "cut", "stall", "rank", "release", *SUSPICIONS)
+CHAINS = ("chain", "chain", "cut and chain")
+LENGTHS_S = (0.5, 0.5, 1.0, 2.0, 4.0)
 _CALM_WITHIN_S = 20.0
 _MOST_TAKINGS = 10
 
@@ -54,12 +59,14 @@ class Op:
 class Replica:
     """One process of a node, with a store of its own, as an application would have it."""
 
-    def __init__(self, brokers: Brokers, name: str, process: str, dice: random.Random) -> None:
+    def __init__(
+        self, brokers: Brokers, name: str, process: str, dice: random.Random, terms: LeaseTerms | None = None
+    ) -> None:
         self.name = name
         self.node = SimulatedNode(process, rate=dice.uniform(0.97, 1.03), boot_s=dice.uniform(0, 1000))
         self.log = ScriptedLog(brokers)
         me = Identity("cluster", name, process)
-        self.keeper = LeaseKeeper(self.log, PREFIX, me, clock=self.node, terms=LeaseTerms())  # type: ignore[arg-type]
+        self.keeper = LeaseKeeper(self.log, PREFIX, me, clock=self.node, terms=terms)  # type: ignore[arg-type]
         self.owner = Owner(
             self.log,  # type: ignore[arg-type]
             OwnedPartition(PREFIX, (AT, SIDE)),
@@ -98,8 +105,8 @@ class Replica:
         await self.owner.reply_gate(committed)
         return value
 
-    async def read(self, key: bytes) -> bytes | None:
-        await self.owner.serve_gate(timeout_s=0.05)
+    async def read(self, key: bytes, timeout_s: float) -> bytes | None:
+        await self.owner.serve_gate(timeout_s=timeout_s)
         return self._store.get(key)
 
 
@@ -107,6 +114,7 @@ class World:
     """One history."""
 
     topics: Mapping[str, int] = {AT.topic: 1, SIDE.topic: 1, f"{PREFIX}-leases": 4}
+    rough_s = 4.0
 
     def __init__(self, seed: int, harms: Sequence[str], *, nodes: int = 3) -> None:
         self.dice = random.Random(seed)
@@ -145,7 +153,7 @@ class World:
         return problems + judge(self.ops, [record.value for record in written if not is_reserved(record.key)])
 
     async def _be_rough(self) -> None:
-        until_s = self._loop.time() + _ROUGH_S
+        until_s = self._loop.time() + self.rough_s
         while self._loop.time() < until_s:
             await asyncio.sleep(self.dice.expovariate(3.0))
             owners = [which for which, replica in enumerate(self.replicas) if replica.owner.epoch is not None]
@@ -154,14 +162,11 @@ class World:
 
     async def _harm(self, which: int, replica: Replica) -> None:
         now_s = self._loop.time()
-        match self.dice.choice(self._harms):
+        match harm := self.dice.choice(self._harms):
             case "freeze":
                 replica.node.freeze(self.dice.choice((0.1, 0.4, 0.6, 1.0)) * (0.5 + self.dice.random()))
             case "kill":
-                replica.node.kill()
-                await asyncio.sleep(self.dice.random() * 0.5)
-                self.replicas[which] = self._started(replica.name)
-                self.replicas[which].owner.propose(self.dice.choice((0, which)))
+                await self._kill(which)
             case "cut":
                 replica.log.cut_until_s = now_s + self.dice.random()
             case "stall":  # it writes, and does not hear what others wrote
@@ -180,14 +185,45 @@ class World:
             case "release":
                 replica.node.start(replica.owner.release)
                 replica.node.start(lambda: self._propose_later(replica))
+            case _:
+                await self._harm_for_long(harm, replica)
 
-    def _suspect(self, replica: Replica) -> None:
+    async def _harm_for_long(self, harm: str, replica: Replica) -> None:
+        """Do what takes as long as the longest leases do."""
+        if harm == "starve":
+            replica.node.starve(self.dice, for_s=self.dice.uniform(1, 5), step_s=self.dice.uniform(0.2, 3))
+            return
+        if harm == "cut and chain":
+            replica.log.cut_until_s = self._loop.time() + self.dice.uniform(0.5, 4)
+        await self._depose_in_a_row(replica)
+
+    async def _kill(self, which: int) -> None:
+        killed = self.replicas[which]
+        killed.node.kill()
+        await asyncio.sleep(self.dice.random() * 0.5)
+        self.replicas[which] = self._started(killed.name)
+        self.replicas[which].owner.propose(self.dice.choice((0, which)))
+
+    def _suspect(self, replica: Replica, *, stalled_s: float = 0.7) -> Replica:
         """Have another node depose this one at once, though it lives; it is slow to hear of it."""
-        now_s = self._loop.time()
-        replica.log.stalled_until_s = now_s + 0.7
         rival = self.dice.choice([each for each in self.replicas if each is not replica])
-        self.hasty[rival.keeper.me.process] = now_s + 1.0
+        replica.log.stalled_until_s = self._loop.time() + stalled_s
+        self._hurry(rival)
+        return rival
+
+    def _hurry(self, rival: Replica) -> None:
+        self.hasty[rival.keeper.me.process] = self._loop.time() + 1.0
         rival.owner.propose(0)
+
+    async def _depose_in_a_row(self, replica: Replica) -> None:
+        """Have a node deposed by another one, and that one killed soon after, while it may be waiting."""
+        rival = self._suspect(replica, stalled_s=self.dice.uniform(1, 5))
+        await asyncio.sleep(self.dice.uniform(0.05, 0.6))
+        for each in self.replicas:
+            if each not in (replica, rival):
+                self._hurry(each)
+        if rival in self.replicas:
+            await self._kill(self.replicas.index(rival))
 
     async def _propose_later(self, replica: Replica) -> None:
         await asyncio.sleep(self.dice.random())
@@ -216,10 +252,8 @@ class World:
     async def _send(self, op: Op, replica: Replica, *, timeout_s: float) -> None:
         """Ask a node, and note what the client knows afterwards; an answer counts, whenever it comes."""
         self.ops.append(op)
-        call = (
-            (lambda: replica.write(op.key, op.value or b"")) if op.kind == "write" else (lambda: replica.read(op.key))
-        )
-        asked = replica.node.start(call)
+        call = replica.write(op.key, op.value or b"") if op.kind == "write" else replica.read(op.key, timeout_s / 2)
+        asked = replica.node.start(lambda: call)
         asked.add_done_callback(lambda task: self._told(op, task))
         await asyncio.wait([asked], timeout=timeout_s)
 
@@ -264,6 +298,85 @@ class World:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert not failed, failed
+
+
+class ChangingLength(LeaseLength):
+    """A length that changes at random, also while all is well."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__(LeaseTerms())
+        self._dice = dice
+        self.lease_s = dice.choice(LENGTHS_S)
+
+    def came_in_time(self, took_s: float, *, now_s: float) -> bool:
+        return self._dice.random() < 0.1 and self.ran_out()
+
+    def ran_out(self) -> bool:
+        before_s, self.lease_s = self.lease_s, self._dice.choice(LENGTHS_S)
+        return self.lease_s != before_s
+
+
+class UnevenWorld(World):
+    """Nodes whose settings differ, and whose leases grow and shrink at random."""
+
+    rough_s = 8.0
+
+    def _made(self, name: str, process: str) -> Replica:
+        replica = Replica(self.brokers, name, process, self.dice, LeaseTerms(self.dice.choice(LENGTHS_S)))
+        if self.dice.random() < 0.7:
+            replica.keeper._length = ChangingLength(random.Random(self.dice.random()))
+        return replica
+
+
+class StarvedWorld(World):
+    """Nodes that get the processor only now and then, or whose log is slow: calls succeed once leases have grown."""
+
+    starved_s = 50.0
+    growing_s = 30.0
+    within_s = 6.0
+
+    async def _be_rough(self) -> None:
+        began_s = self._loop.time()
+        self.weather.lost = self.weather.late = 0.0
+        usual_s = self.weather.usual_s
+        if self.dice.random() < 0.5:
+            self.weather.usual_s = 0.175  # a commit takes 0.7 s
+        else:
+            for replica in self.replicas:
+                replica.node.starve(self.dice, for_s=self.starved_s, step_s=1.5)
+        await asyncio.sleep(self.starved_s)
+        self.weather.usual_s = usual_s
+        self.problems = self._gaps(began_s + self.growing_s, began_s + self.starved_s)
+
+    def _gaps(self, begin_s: float, end_s: float) -> list[str]:
+        """Return for how long no call succeeded, for each kind, if that was too long."""
+        problems = []
+        for kind in _KINDS:
+            ends = sorted(op.ended_s for op in self.ops if op.kind == kind and op.outcome == "done")
+            moments = [begin_s, *(each for each in ends if begin_s < each < end_s), end_s]
+            longest_s = max(later - sooner for sooner, later in itertools.pairwise(moments))
+            if longest_s > self.within_s:
+                problems.append(f"no {kind} was done for {longest_s:.1f} s")
+        return problems
+
+    async def run(self) -> list[str]:
+        return await super().run() + self.problems
+
+    async def _writer(self, which: int) -> None:
+        """Write to whoever owns the partition."""
+        while self._is_rough:
+            await asyncio.sleep(0.1)
+            replica = self.replicas[which]
+            if replica.owner.epoch is not None:
+                await self._send(self._op("write", self.dice.choice(KEYS)), replica, timeout_s=5.0)
+
+    async def _reader(self, which: int) -> None:
+        """Read from whoever owns the partition; a read waits for the lease."""
+        while self._is_rough:
+            await asyncio.sleep(0.1)
+            replica = self.replicas[which]
+            if replica.owner.epoch is not None:
+                await self._send(self._op("read", self.dice.choice(KEYS)), replica, timeout_s=5.0)
 
 
 def judge(ops: Sequence[Op], order: Sequence[bytes | None]) -> list[str]:

@@ -1,12 +1,18 @@
-"""Where in line for a partition a node is, and when it hands one over: decisions only."""
+"""Where in line for a partition a node is, when it hands one over, and how long its leases are."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from headrace.cluster import AnnouncedOwner, ClusterView, Holding, MemberFacts, Placement
+from headrace.cluster import AnnouncedOwner, ClusterView, Holding, HostingNode, MemberFacts, Placement
 from headrace.cluster.hosted_partition import is_to_hand_over, rank_in_line
+from headrace.cluster.tail import seconds
+from headrace.config import ClusterSettings, HeadraceSettings, LogSettings
+from headrace.log import open_log
+from headrace.runtime import SYSTEM_CLOCK
 
 
 def member(name: str, *, is_online: bool = True) -> MemberFacts:
@@ -69,3 +75,19 @@ def test_a_partition_goes_only_to_a_living_node_and_by_a_plan_that_knows_its_own
     assert not asked(msgspec.structs.replace(wants_b, is_old=True), 4)
     assert not asked(view_of("a", "b", epoch=4), 4)
     assert not asked(view_of("d", "a", epoch=4), 4), "nobody of that name is there"
+
+
+async def test_a_node_goes_by_its_settings_and_by_the_lengths_of_other_nodes_leases(tmp_path: Path) -> None:
+    """C9: its own lease is as long as configured; another node is missed when that one's lease is over."""
+    cluster = ClusterSettings(name="c", node_id="a", lease_s=0.3, longest_lease_s=0.9)
+    settings = HeadraceSettings(log=LogSettings(address=f"embedded:{tmp_path}"), cluster=cluster)
+    log = await open_log(settings.log.address)
+    async with HostingNode(log, settings=settings) as node:
+        assert (await node.keeper.held()).lease_s == 0.3
+        assert node.keeper.terms.longest_s == 0.9
+        heard_s = seconds(SYSTEM_CLOCK) - 1.0
+        node.keeper.watch.since_s -= 10.0
+        node.keeper.watch._heard |= {"long": (heard_s, 30.0), "short": (heard_s, 0.3)}
+        assert (node._is_alive("long"), node._is_silent("long")) == (True, False)
+        assert (node._is_alive("short"), node._is_silent("short")) == (False, True)
+    await log.close()

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from tests.cluster.owner_exam import OwnerExam, StartNode, owned
 
+from headrace.cluster import OwnedPartition, PartitionTakeover
+from headrace.cluster.tail import seconds
 from headrace.errors import TimedOut
+from headrace.log import Log
 from headrace.log.embedded.log import FILE_NAME
 from headrace.model import TopicPartition
+from headrace.runtime import SYSTEM_CLOCK
 from headrace.testing.conformance.log_setting import eventually
 
 
@@ -69,3 +73,16 @@ class TestOwnerEmbedded(OwnerExam):
             assert looks < 1500
             other.execute("ROLLBACK")
         await asyncio.gather(*gates)
+
+    async def test_a_tool_releases_nothing_before_its_wait_is_over(self, log: Log, topic: str, prefix: str) -> None:
+        """C15: raising the epoch goes by a Release, after which nobody waits any more."""
+        partition = OwnedPartition(prefix, (TopicPartition(topic, 0),))
+        tool = PartitionTakeover(log, partition, "cluster", name="tool", waits_for="?")
+        await tool.take_over(timeout_s=20)
+        tenure = tool._owner._tenure
+        assert tenure is not None
+        tenure.wait_until_s = until_s = seconds(SYSTEM_CLOCK) + 0.3
+        await tool.raise_epoch(100, timeout_s=20)
+        assert seconds(SYSTEM_CLOCK) >= until_s
+        assert tool.epoch == 101
+        await tool.close()

@@ -15,7 +15,7 @@ from headrace.cluster import Coordinator, Identity, LeaseKeeper, ensure_lease_to
 from headrace.cluster.coordinators import open_store
 from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
-from headrace.cluster.lease import lease_topic
+from headrace.cluster.lease_watch import lease_topic
 from headrace.cluster.planning import encode
 from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic, Unreachable
 from headrace.log import open_log

@@ -1,13 +1,15 @@
 """An event loop whose time jumps, and nodes in it that can be frozen, thawed and killed at any await.
 
 All nodes live in one loop and one thread, so a history depends on nothing but its seed. A frozen node's tasks stand
-still, whatever they wait for, while its clock runs on, as with SIGSTOP. A killed node's tasks stand still forever.
+still, whatever they wait for, while its clock runs on, as with SIGSTOP. A killed node's tasks stand still forever. A
+starved one runs for a moment now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import random
 import selectors
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
@@ -70,6 +72,18 @@ class SimulatedNode:
 
     def freeze(self, for_s: float) -> None:
         self._frozen_until_s = max(self._frozen_until_s, self._loop.time() + for_s)
+
+    def starve(self, dice: random.Random, *, for_s: float, step_s: float) -> None:
+        """Freeze it again and again, for up to `step_s`; between two times it runs for some milliseconds."""
+        until_s = self._loop.time() + for_s
+
+        def freeze() -> None:
+            if self._loop.time() < until_s:
+                frozen_s = dice.uniform(0.1, 1.0) * step_s
+                self.freeze(frozen_s)
+                self._loop.call_later(frozen_s + dice.uniform(0.001, 0.03), freeze)
+
+        freeze()
 
     def kill(self) -> None:
         self.is_dead = True

@@ -13,7 +13,9 @@ from headrace.cluster.coordinators import open_coordinator
 from headrace.cluster.epochs import Identity, batch_of, seed_records
 from headrace.cluster.hosted_partition import HostedGroup, PartitionHost
 from headrace.cluster.hosting import HostingNode
-from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
+from headrace.cluster.lease import LeaseKeeper, new_process
+from headrace.cluster.lease_length import LeaseTerms
+from headrace.cluster.lease_watch import ensure_lease_topic, lease_topic
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Committed, Owner, OwnerListener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +23,7 @@ from headrace.cluster.ownership import (
     WriteEpoch,
     after_failure,
     check_record,
+    earlier_lease_s,
     next_step,
     wait_until_s,
 )
@@ -69,7 +71,11 @@ class OwnedPartition(msgspec.Struct, frozen=True):
 
 
 class Claimant:
-    """Reads the changelogs of one partition, and takes it over. One call at a time, except for `follow`."""
+    """Reads the changelogs of one partition, and takes it over. One call at a time, except for `follow`.
+
+    `named` are the leases of Epochs that were sent since the last one that is served under: any of them may be the last
+    in the log, and its lease the one that a successor takes.
+    """
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class Claimant:
         self.partition = partition
         self.view = PartitionView(partition.changelogs, since_s=seconds(clock))
         self.takings = 0
+        self.named: set[str] = set()
         self._log = log
         self._keeper = keeper
         self._watch = keeper.watch
@@ -93,7 +100,7 @@ class Claimant:
         self._read_timeout_s = read_timeout_s
         self._dice = dice
         self._producer: TransactionalProducer | None = None
-        self._wait_until_s = float("-inf")
+        self._wait_until_s = float("inf")  # no attempt has found out yet
         self._tails: list[Tail] = []
 
     async def open(self, start: Mapping[TopicPartition, int]) -> None:
@@ -152,7 +159,9 @@ class Claimant:
         """Leave the producer, back off, read what is there; return True if the id may be taken again."""
         await self.leave_producer()
         while True:
-            await asyncio.sleep(_BACKOFF.delay_s(failures, self._dice.random))
+            # Where leases had to grow, so must the time in which a rival can write its Epoch.
+            slowness = math.sqrt(self._keeper.length.slowness)
+            await asyncio.sleep(slowness * _BACKOFF.delay_s(failures, self._dice.random))
             try:
                 await self._read_committed()
                 return isinstance(after_failure(claim, self.view.last, self._keeper.me), TakeId)
@@ -207,7 +216,7 @@ class Claimant:
     async def _attempt(self, claim: OwnershipClaim) -> Serve | None:
         lease = await self._keeper.held()
         while True:
-            match next_step(claim, self._keeper.me, lease_id=lease.id):
+            match next_step(claim, self._keeper.me, lease_id=lease.id, lease_s=lease.lease_s):
                 case TakeId():
                     await self._take_id(claim)
                 case ReadToEnd():
@@ -248,10 +257,14 @@ class Claimant:
             claim.renewal_s = self._watch.arrived_s(lease_id) or claim.lease_s
 
     async def _write_epoch(self, claim: OwnershipClaim, epoch: Epoch) -> None:
-        claim.epoch = epoch
-        claim.wait_until_s = wait_until_s(claim, self._keeper.me, self._keeper.terms, record_s=self.view.record_s)
+        me, terms, last_s = self._keeper.me, self._keeper.terms, self.view.last_s
+        claim.wait_until_s = wait_until_s(claim, me, terms, record_s=self.view.record_s, last_s=last_s)
         # Kept here too: if the answer to this write is lost, the next attempt finds the Epoch to be its own.
         self._wait_until_s = claim.wait_until_s
+        now_s = seconds(self._clock)
+        earlier_s = earlier_lease_s(claim, me, terms, last_s=last_s, now_s=now_s)
+        claim.epoch = epoch = msgspec.structs.replace(epoch, earlier_lease_s=earlier_s)
+        self.named.add(epoch.lease_id)
         await self.write_ownership(epoch, BatchName(epoch.epoch, 0))
         claim.is_written = True
         crash_point("cluster.after-epoch")

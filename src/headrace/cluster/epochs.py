@@ -16,6 +16,7 @@ from headrace.model import NewRecord, Record, TopicPartition
 from headrace.state import BATCH_HEADER, OWNERSHIP_KEY, RESERVED_PREFIX, BatchName, batch_header_of, parse_batch
 
 __all__ = [
+    "UNNAMED_LEASE_S",
     "Closure",
     "Epoch",
     "Identity",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 NOTE_KEY = RESERVED_PREFIX + b".batch"
+# The length of a lease in records that do not name one: when they were written, all leases had this one.
+UNNAMED_LEASE_S = 0.5
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -44,11 +47,17 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, tag="epoch", tag_field="kind"):
-    """From here on this node owns the partition, and reads under this lease."""
+    """From here on this node owns the partition, and reads under this lease, which is `lease_s` long.
+
+    `earlier_lease_s` is the length of the longest lease of an owner before under which reads might still be answered
+    when this was written; 0 if there was none. Whoever follows waits for that one, too.
+    """
 
     epoch: int
     by: Identity
     lease_id: str
+    lease_s: float = UNNAMED_LEASE_S
+    earlier_lease_s: float = 0.0
 
 
 class Release(msgspec.Struct, frozen=True, tag="release", tag_field="kind"):

@@ -13,7 +13,9 @@ from typing import Any, Self
 from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.epochs import Identity
 from headrace.cluster.hosted_partition import HostedGroup, HostedPartition, PartitionHost
-from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, new_process
+from headrace.cluster.lease import LeaseKeeper, new_process
+from headrace.cluster.lease_length import LeaseTerms
+from headrace.cluster.lease_watch import ensure_lease_topic
 from headrace.cluster.members import ClusterView
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener
@@ -54,7 +56,8 @@ class HostingNode:
         self._log = log
         self._settings = settings or HeadraceSettings()
         self._clock = clock
-        self._terms = terms or LeaseTerms()
+        cluster = self._settings.cluster
+        self._terms = terms or LeaseTerms(cluster.lease_s, cluster.longest_lease_s)
         self._groups = {group.spec.name: group for group in groups}
         self.node = Node([(group.spec, self._handle) for group in groups], settings=self._settings)
         self.process = new_process()
@@ -242,16 +245,16 @@ class HostingNode:
 
     def _is_alive(self, node: str) -> bool:
         """Return True if a renewal of a node's lease arrived a short time ago."""
-        heard_s = None if self._keeper is None else self._keeper.watch.heard_s(node)
-        return heard_s is not None and seconds(self._clock) - heard_s < self._terms.patience_s
+        heard = None if self._keeper is None else self._keeper.watch.heard(node)
+        return heard is not None and seconds(self._clock) - heard[0] < self._terms.patience_s(heard[1])
 
     def _is_silent(self, node: str) -> bool:
         """Return True if no renewal of a node's lease arrived for as long as a lease can last, and one would have."""
         if self._keeper is None:
             return False
         watch = self._keeper.watch
-        heard_s = max(watch.heard_s(node) or watch.since_s, watch.since_s)
-        return seconds(self._clock) - heard_s > 2 * self._terms.patience_s
+        heard_s, lease_s = watch.heard(node) or (watch.since_s, self._terms.lease_s)
+        return seconds(self._clock) - max(heard_s, watch.since_s) > 2 * self._terms.patience_s(lease_s)
 
     def _has_ended(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or self._ended.done():

@@ -3,103 +3,43 @@
 A node renews its lease by committing a record under a transactional id of its own. Who takes over one of its partitions
 takes that id too, and so ends the lease: the next renewal is refused. The lease counts from the *begin* of the last
 renewal that was answered, so it is over for the node before it can be over for anybody who saw that renewal arrive.
+Each lease has a length of its own, which its renewals and the Epochs under it name: whoever waits for it goes by that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import itertools
 import uuid
-import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
 from prometheus_client import Counter
 
 from headrace.cluster.epochs import Identity
-from headrace.cluster.tail import Tail, seconds, sleep_until
+from headrace.cluster.lease_length import LeaseLength, LeaseTerms, renew_every_s
+from headrace.cluster.lease_watch import SIGNS_OF_LIFE, LeaseWatch, Renewal, encode_renewal, lease_topic, partition_of
+from headrace.cluster.tail import seconds, sleep_until
 from headrace.cluster.tasks import together
-from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable, UnreadableRecord
-from headrace.log import Log, TransactionalProducer, ensure_topic
-from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
-from headrace.observe import get_logger
+from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable
+from headrace.log import Log, TransactionalProducer
+from headrace.model import NewRecord
+from headrace.observe import counter, gauge, get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock
 
-__all__ = [
-    "LEASE_PARTITIONS",
-    "LeaseKeeper",
-    "LeaseTerms",
-    "LeaseWatch",
-    "NodeLease",
-    "Renewal",
-    "ensure_lease_topic",
-    "lease_topic",
-    "new_process",
-    "partition_of",
-]
+__all__ = ["LeaseKeeper", "NodeLease", "new_process"]
 
 _logger = get_logger(__name__)
 _BACKOFF = Backoff(first_s=0.05, factor=1.5, limit_s=1.0)
-_RENEWALS_PER_LEASE = 3
-# A process that died may have had one renewal on its way; two after our first one mean that it lives.
-_SIGNS_OF_LIFE = 2
-_LEASES_KEPT = 4096
-# Leases are spread, because a process that dies while it renews hides what others write after it in its partition.
-LEASE_PARTITIONS = 16
-_RETENTION_MS = 60 * 60 * 1000
-_LOOK_BACK = 500
-_LOOK_TIMEOUT_S = 10.0
+_LEASES_AT_ONCE = 3
+# For how long a lease is renewed after one of another length has followed it: until the Epochs that name it are
+# replaced, reads go on under it.
+_OVERLAP_S = 10.0
 
+LENGTH = gauge("cluster", "lease", "seconds", "Length of this process' lease; it grows on a slow machine.")
+RAN_OUT = counter("cluster", "leases_run_out", "Times that a lease was over before its renewal was answered.")
 LOST = Counter(
     "headrace_cluster_leases_lost_total", "Leases of this process that were refused or not answered in time."
 )
-
-
-class LeaseTerms(msgspec.Struct, frozen=True):
-    """How long a lease lasts, and how much longer others wait, because clocks don't run equally fast."""
-
-    lease_s: float = 0.5
-    patience: float = 1.1
-    rank_step_s: float = 0.25
-
-    @property
-    def patience_s(self) -> float:
-        """How long after the arrival of a renewal its lease is over on any clock."""
-        return self.lease_s * self.patience
-
-    @property
-    def renew_every_s(self) -> float:
-        """How often a lease is renewed."""
-        return self.lease_s / _RENEWALS_PER_LEASE
-
-
-class Renewal(msgspec.Struct, frozen=True):
-    """What a renewal says. `number` counts those of one lease, from 1."""
-
-    lease_id: str
-    by: Identity
-    number: int
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Renewal).decode
-
-
-def lease_topic(prefix: str) -> str:
-    """Return the name of the topic that holds the renewals of all nodes."""
-    return f"{prefix}-leases"
-
-
-async def ensure_lease_topic(log: Log, prefix: str, *, partitions: int = LEASE_PARTITIONS) -> None:
-    """Make the topic of the renewals if it is not there yet. Raises WrongPartitionCount."""
-    config = TopicConfig(cleanup=Cleanup.DELETE, retention_ms=_RETENTION_MS)
-    await ensure_topic(log.admin, lease_topic(prefix), partitions=partitions, config=config)
-
-
-def partition_of(node: str, partitions: int) -> int:
-    """Return the partition of the topic that a node renews its leases in: all in one, so that they have an order."""
-    return zlib.crc32(node.encode()) % partitions
 
 
 def new_process() -> str:
@@ -108,17 +48,23 @@ def new_process() -> str:
 
 
 class NodeLease:
-    """One lease id, from its first renewal until it is lost. Pure: times are handed in."""
+    """One lease id, from its first renewal until it is lost: always of the same length. Pure: times are handed in."""
 
-    def __init__(self, lease_id: str, terms: LeaseTerms) -> None:
+    def __init__(self, lease_id: str, lease_s: float) -> None:
         self.id = lease_id
-        self._terms = terms
+        self.lease_s = lease_s
+        self.renewals = 0
         self._valid_until_s = float("-inf")
         self._is_lost = False
 
     def renewed(self, *, begun_s: float) -> None:
         """Note a renewal that was answered; it counts from when it was begun."""
-        self._valid_until_s = max(self._valid_until_s, begun_s + self._terms.lease_s)
+        self.renewals += 1
+        self._valid_until_s = max(self._valid_until_s, begun_s + self.lease_s)
+
+    def ends_s(self, *, begun_s: float) -> float:
+        """Return when it is over unless a renewal that was begun then is answered."""
+        return self._valid_until_s if self.is_begun else begun_s + self.lease_s
 
     @property
     def is_begun(self) -> bool:
@@ -134,98 +80,15 @@ class NodeLease:
         return not self._is_lost and now_s < self._valid_until_s
 
 
-class LeaseWatch:
-    """When the renewals of all leases arrived here, as far as they were seen since `since_s`.
+def _may_be_open(leases: Sequence[str]) -> list[str]:
+    """Return the leases that a dead process may have been renewing: the last ones, and the one that came after them.
 
-    `predecessor` is the last renewal of another process with this node's id, from before this one's first.
+    While its length changes, a process renews two, and no renewal of the newest one may have been seen.
     """
-
-    def __init__(self, log: Log, prefix: str, me: Identity, *, clock: Clock) -> None:
-        self.since_s = seconds(clock)
-        self._log = log
-        self._prefix = prefix
-        self._me = me
-        self._clock = clock
-        self._tails: list[Tail] = []
-        self._arrived_s: dict[str, float] = {}
-        self._heard_s: dict[str, float] = {}
-        self.predecessor: Renewal | None = None
-        self._is_renewing = False
-        self._later: set[str] = set()
-        self._seen: collections.Counter[str] = collections.Counter()
-
-    @property
-    def partitions(self) -> int:
-        """How many partitions the topic has."""
-        return len(self._tails)
-
-    def arrived_s(self, lease_id: str) -> float | None:
-        """Return when the last renewal of a lease arrived; None if none did since the watch began."""
-        return self._arrived_s.get(lease_id)
-
-    def heard_s(self, node: str) -> float | None:
-        """Return when a node was last heard of: when a renewal of any of its leases arrived."""
-        return self._heard_s.get(node)
-
-    async def open(self) -> None:
-        """Begin at the end of the topic, and for this node's own partition a little before. Raises UnknownTopic."""
-        topic = lease_topic(self._prefix)
-        partitions = (await self._log.admin.describe(topic)).partitions
-        own = partition_of(self._me.node, partitions)
-        for at in [TopicPartition(topic, partition) for partition in range(len(self._tails), partitions)]:
-            bounds = await self._log.bounds(at)
-            start = max(bounds.start, bounds.end - _LOOK_BACK) if at.partition == own else bounds.end
-            self._tails.append(Tail(self._log, at, start=start, clock=self._clock, sink=self._saw))
-        await self.look(self._me.node, timeout_s=_LOOK_TIMEOUT_S)
-
-    async def run(self) -> None:
-        """Follow the renewals until cancelled. Raises DuplicateNode."""
-        await together(*(tail.follow() for tail in self._tails))
-
-    async def look(self, node: str, *, timeout_s: float = _LOOK_TIMEOUT_S) -> bool:
-        """See the renewals of a node's lease that can be read now; returns False if some may be hidden.
-
-        A process that died while it renewed has left a transaction open, which hides all later renewals in its
-        partition until another process takes the dead one's id.
-        """
-        tail = self._tails[partition_of(node, len(self._tails))]
-        return await tail.read_committed(timeout_s=timeout_s)
-
-    def _saw(self, record: Record, now_s: float) -> None:
-        try:
-            renewal = _renewal_in(record)
-        except UnreadableRecord as error:  # no node has written it, and it renews nothing
-            _logger.warning("a record is not a renewal of a lease", reason=str(error))
-            return
-        self._arrived_s.pop(renewal.lease_id, None)
-        self._arrived_s[renewal.lease_id] = now_s
-        self._heard_s[renewal.by.node] = now_s
-        if len(self._arrived_s) > _LEASES_KEPT:
-            del self._arrived_s[next(iter(self._arrived_s))]  # the one that was silent for longest
-        self._check_rival(renewal)
-
-    def _check_rival(self, renewal: Renewal) -> None:
-        """Raise if another process with our node id was there first and still renews its lease."""
-        rival = renewal.by.process
-        if renewal.by == self._me:
-            self._is_renewing = True
-        elif not self._is_renewing and renewal.by.node == self._me.node:
-            self.predecessor = renewal
-        elif renewal.by.node == self._me.node and rival not in self._later:
-            if renewal.number == 1:
-                self._later.add(rival)  # it came after us, and will stop when it sees our next renewal
-                return
-            self._seen[rival] += 1
-            if self._seen[rival] >= _SIGNS_OF_LIFE:
-                raise DuplicateNode(self._me.node, self._me.process, rival)
-
-
-def _renewal_in(record: Record) -> Renewal:
-    try:
-        return _decode(record.value or b"")
-    except msgspec.MsgspecError as error:
-        reason = f"a renewal of a lease: {error}"
-        raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
+    stem = leases[-1].rpartition(".")[0]
+    numbers = [each.rpartition(".")[2] for each in leases]
+    newest = max((int(number) for number in numbers if number.isdigit()), default=0)
+    return list(dict.fromkeys((*leases[-_LEASES_AT_ONCE:], f"{stem}.{newest + 1}")))
 
 
 class LeaseKeeper:
@@ -241,20 +104,29 @@ class LeaseKeeper:
         self._log = log
         self._prefix = prefix
         self._clock = clock
+        self._length = LeaseLength(self.terms)
         self._lease: NodeLease | None = None
+        self._renewed: dict[str, NodeLease] = {}
         self._incarnations = 0
         self._partition = 0
         self._has_lease = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
 
     @property
     def lease(self) -> NodeLease | None:
         """The present lease; None before the first one, and from the loss of one to the next."""
         return self._lease
 
+    @property
+    def length(self) -> LeaseLength:
+        """How long the next lease is."""
+        return self._length
+
     def is_valid(self, lease_id: str, *, now_s: float) -> bool:
-        """Return True if this is the present lease, and reads may be answered under it at this moment."""
-        return self._lease is not None and self._lease.id == lease_id and self._lease.is_valid(now_s)
+        """Return True if this is a lease of this process under which reads may be answered at this moment."""
+        lease = self._renewed.get(lease_id)
+        return lease is not None and lease.is_valid(now_s)
 
     async def held(self) -> NodeLease:
         """Return the present lease, when there is one."""
@@ -278,15 +150,18 @@ class LeaseKeeper:
         If it died while it renewed, what it left open would hide our own renewals from the other nodes.
         """
         last, signs = self.watch.predecessor, 0
-        while last is not None and signs < _SIGNS_OF_LIFE:
-            await asyncio.sleep(self.terms.patience_s)
+        while last is not None and signs < SIGNS_OF_LIFE:
+            await asyncio.sleep(self.terms.patience_s(last.lease_s))
             await self.watch.look(self.me.node)
             if self.watch.predecessor == last:
-                await (await self._log.transactional(last.lease_id)).close()
+                await together(*(self._take(each) for each in _may_be_open(self.watch.predecessor_leases)))
                 return
             last, signs = self.watch.predecessor, signs + 1
         if last is not None:
             raise DuplicateNode(self.me.node, self.me.process, last.by.process)
+
+    async def _take(self, lease_id: str) -> None:
+        await (await self._log.transactional(lease_id)).close()
 
     async def _again_and_again(self, call: Callable[[], Awaitable[None]]) -> None:
         """Do it when the log is there."""
@@ -301,51 +176,111 @@ class LeaseKeeper:
 
     async def _keep_on(self) -> None:
         failures = 0
-        while True:
-            self._incarnations += 1
-            lease = NodeLease(f"{self._prefix}-lease-{self.me.process}.{self._incarnations}", self.terms)
-            try:
-                await self._keep(lease)
-            except (Unavailable, Fenced) as error:
-                failures = 1 if lease.is_begun else failures + 1
-                LOST.inc()
-                delay_s = _BACKOFF.delay_s(failures)
-                _logger.warning("lease lost", node=self.me.node, error=str(error), retry_in_s=delay_s)
-                await asyncio.sleep(delay_s)
+        try:
+            while True:
+                self._incarnations += 1
+                lease_id = f"{self._prefix}-lease-{self.me.process}.{self._incarnations}"
+                lease = NodeLease(lease_id, self._length.lease_s)
+                try:
+                    await self._keep(lease)
+                except (Unavailable, Fenced) as error:
+                    failures = 1 if lease.is_begun else failures + 1
+                    LOST.inc()
+                    delay_s = _BACKOFF.delay_s(failures)
+                    _logger.warning("lease lost", node=self.me.node, error=str(error), retry_in_s=delay_s)
+                    await asyncio.sleep(delay_s)
+        finally:
+            for task in self._retiring:
+                task.cancel()
 
     async def _keep(self, lease: NodeLease) -> None:
-        """Take the lease's id and renew under it until that fails."""
+        """Take the lease's id and renew under it until that fails, or until the next one is to be of another length."""
         producer = await self._log.transactional(lease.id)
+        due_s = seconds(self._clock)
         try:
-            for number in itertools.count(1):
-                begun_s = seconds(self._clock)
-                await self._renew(producer, Renewal(lease.id, self.me, number))
-                lease.renewed(begun_s=begun_s)
-                if number == 1:
+            while self._length.lease_s == lease.lease_s:
+                due_s = await self._renew_and_judge(lease, producer, due_s)
+                if lease.renewals == 1:
                     self._begin(lease)
-                await sleep_until(self._clock, begun_s + self.terms.renew_every_s)
-        finally:
-            lease.lose()
-            self._lease = None
-            self._has_lease.clear()
-            self._leave(producer)
+                await sleep_until(self._clock, due_s)
+        except BaseException:
+            self._end(lease, producer)
+            raise
+        task = asyncio.create_task(self._retire(lease, producer))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
-    async def _renew(self, producer: TransactionalProducer, renewal: Renewal) -> None:
-        """Commit one record, never an empty transaction: that one works for producers that are fenced, too."""
-        record = NewRecord(lease_topic(self._prefix), None, _encode(renewal), partition=self._partition)
+    async def _renew_and_judge(self, lease: NodeLease, producer: TransactionalProducer, due_s: float) -> float:
+        """Renew the lease, and look whether its length still fits; returns when the next renewal is due."""
+        begun_s = seconds(self._clock)
+        ends_s = lease.ends_s(begun_s=begun_s)
         try:
-            async with asyncio.timeout(self.terms.lease_s):
+            await self._renew(lease, producer)
+        except (Unavailable, Fenced) as error:
+            # A time-out is late by its name: the timers' clock need not agree with ours to the millisecond.
+            if isinstance(error, TimedOut) or seconds(self._clock) >= ends_s:
+                self._note_ran_out(lease)
+            raise
+        lease.renewed(begun_s=begun_s)
+        now_s = seconds(self._clock)
+        if now_s >= ends_s:
+            self._note_ran_out(lease)
+        elif self._length.came_in_time(now_s - due_s, now_s=now_s):
+            self._note_length(lease, "renewals have been fast again for some time")
+        return begun_s + renew_every_s(lease.lease_s)
+
+    async def _retire(self, lease: NodeLease, producer: TransactionalProducer) -> None:
+        """Renew a lease until some time after the next one has begun: reads go on under it until the next Epochs."""
+        until_s = float("inf")
+        try:
+            while (now_s := seconds(self._clock)) < until_s:
+                await self._renew(lease, producer)
+                lease.renewed(begun_s=now_s)
+                await sleep_until(self._clock, now_s + renew_every_s(lease.lease_s))
+                if until_s == float("inf") and self._lease is not lease:
+                    until_s = seconds(self._clock) + _OVERLAP_S
+        except (Unavailable, Fenced) as error:
+            _logger.info("an earlier lease has ended", node=self.me.node, lease_id=lease.id, error=str(error))
+        finally:
+            self._end(lease, producer)
+
+    async def _renew(self, lease: NodeLease, producer: TransactionalProducer) -> None:
+        """Commit one record, never an empty transaction: that one works for producers that are fenced, too."""
+        renewal = Renewal(lease.id, self.me, lease.renewals + 1, lease.lease_s)
+        record = NewRecord(lease_topic(self._prefix), None, encode_renewal(renewal), partition=self._partition)
+        try:
+            async with asyncio.timeout(lease.lease_s):
                 await producer.begin()
                 await producer.append([record])
                 await producer.commit()
         except TimeoutError as error:
-            raise TimedOut(f"renew lease {renewal.lease_id!r}", self.terms.lease_s, outcome_known=False) from error
+            raise TimedOut(f"renew lease {lease.id!r}", lease.lease_s, outcome_known=False) from error
+
+    def _note_ran_out(self, lease: NodeLease) -> None:
+        RAN_OUT.inc()
+        if self._length.ran_out():
+            self._note_length(lease, "renewals were not answered before the lease was over")
+
+    def _note_length(self, lease: NodeLease, reason: str) -> None:
+        log = _logger.warning if self._length.lease_s > lease.lease_s else _logger.info
+        node, to_s = self.me.node, self._length.lease_s
+        log("the next lease has another length", node=node, reason=reason, from_s=lease.lease_s, to_s=to_s)
 
     def _begin(self, lease: NodeLease) -> None:
-        self._lease = lease
+        LENGTH.set(lease.lease_s)
+        self._renewed[lease.id] = self._lease = lease
         self._has_lease.set()
         for call in self.on_new_lease:
             call()
+
+    def _end(self, lease: NodeLease, producer: TransactionalProducer) -> None:
+        """Read under this lease no more, and never use its id again."""
+        lease.lose()
+        self._renewed.pop(lease.id, None)
+        if self._lease is lease:
+            self._lease = None
+            self._has_lease.clear()
+        self._leave(producer)
 
     def _leave(self, producer: TransactionalProducer) -> None:
         """Close a producer that may hang for long, without waiting for it: its id is never used again."""

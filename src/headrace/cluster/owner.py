@@ -177,7 +177,11 @@ class Owner:
         if tenure is None or tenure.is_ending or not is_same_tenure(self._claimant.view.last, tenure.epoch):
             return False
         now_s = seconds(self._clock)
-        return now_s >= tenure.wait_until_s and self._keeper.is_valid(tenure.epoch.lease_id, now_s=now_s)
+        if now_s < tenure.wait_until_s or not self._keeper.is_valid(tenure.epoch.lease_id, now_s=now_s):
+            return False
+        # While another Epoch is being written, a successor takes the lease of this one or that of the next.
+        named = self._claimant.named
+        return not named or all(self._keeper.is_valid(each, now_s=now_s) for each in named)
 
     async def serve_gate(self, *, timeout_s: float) -> None:
         """Wait until a read may be answered. Raises NotPartitionOwner, TimedOut."""
@@ -187,7 +191,7 @@ class Owner:
             left_s = deadline_s - seconds(self._clock)
             if left_s <= 0:
                 raise TimedOut(f"waiting to read {self._claimant.partition.at}", timeout_s)
-            await self._lookout.wait(left_s)
+            await self._lookout.wait(max(left_s, CLOCK_STEP_S))
 
     def may_reply(self, committed: Committed) -> bool:
         """Return True if the answers to a committed batch may leave the node at this moment."""
@@ -208,6 +212,10 @@ class Owner:
             self._tenure.is_ending = True
         await self._to_its_end(self._release())
 
+    async def wait_gate(self) -> None:
+        """Wait until no owner before can be answering reads any more. Raises NotPartitionOwner."""
+        await sleep_until(self._clock, self._expect_tenure().wait_until_s)
+
     async def refresh(self) -> None:
         """Write this owner's Epoch once more, for changelogs that drop what is old. Raises what `commit` raises."""
         epoch = self._expect_tenure().epoch
@@ -215,8 +223,7 @@ class Owner:
 
     async def close_partition(self) -> None:
         """Close the partition for good: nobody owns it again. Raises NotPartitionOwner, TransactionFailed."""
-        tenure = self._expect_tenure()
-        await sleep_until(self._clock, tenure.wait_until_s)
+        await self.wait_gate()
         async with self._turn:
             tenure = self._expect_tenure()
             epoch = tenure.epoch
@@ -281,6 +288,7 @@ class Owner:
             rank=self._rank,
             renewal_s=self._keeper.watch.arrived_s,
             watching_since_s=self._keeper.watch.since_s,
+            own_lease_s=self._keeper.length.lease_s,
         )
         return due - seconds(self._clock)
 
@@ -297,6 +305,7 @@ class Owner:
             await self._give_back(tenure)
             raise
         self._tenure = tenure
+        self._claimant.named.clear()
         self._changed.set()
 
     async def _give_back(self, tenure: _Tenure) -> None:
@@ -310,6 +319,7 @@ class Owner:
 
     async def _lose(self) -> None:
         had, self._tenure = self._tenure, None
+        self._claimant.named.clear()
         self._changed.set()
         await self._claimant.leave_producer()
         if had is not None:

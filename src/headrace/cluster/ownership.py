@@ -23,7 +23,7 @@ from headrace.cluster.epochs import (
     ownership_in,
     rank_of,
 )
-from headrace.cluster.lease import LeaseTerms
+from headrace.cluster.lease_length import LeaseTerms
 from headrace.errors import ForeignCluster, PartitionClosed
 from headrace.model import Position, Record, TopicPartition
 from headrace.state import OWNERSHIP_KEY, BatchName, batch_header_of
@@ -42,6 +42,7 @@ __all__ = [
     "after_failure",
     "check_record",
     "due_s",
+    "earlier_lease_s",
     "next_step",
     "outcome_of",
     "wait_until_s",
@@ -135,21 +136,24 @@ def due_s(
     rank: int,
     renewal_s: Callable[[str], float | None],
     watching_since_s: float,
+    own_lease_s: float,
 ) -> float:
     """Return from when on this node, the `rank`-th in line, should take the partition, as far as is known now.
 
-    The owner must have released it, or no renewal of its lease may have arrived for as long as a lease can last on any
-    clock. What arrived before anybody watched does not count as silence.
+    The owner must have released it, or no renewal of its lease may have arrived for as long as that lease can last on
+    any clock. What arrived before anybody watched does not count as silence. `own_lease_s` is how long this node's own
+    leases are.
     """
+    later_s = rank * terms.step_s(own_lease_s)
     last = view.last
     if last is None:
-        return view.since_s + rank * terms.rank_step_s
+        return view.since_s + later_s
     if isinstance(last, Release):
-        return view.last_s + rank * terms.rank_step_s
+        return view.last_s + later_s
     if last.by == me:
         return view.last_s
     heard_s = max(renewal_s(last.lease_id) or watching_since_s, watching_since_s, view.last_s)
-    return heard_s + terms.patience_s + rank * terms.rank_step_s
+    return heard_s + terms.patience_s(last.lease_s) + later_s
 
 
 class TakeId(NamedTuple):
@@ -192,7 +196,7 @@ class OwnershipClaim(msgspec.Struct):
 
     `expected` is the last ownership record when the attempt was decided on, `before` the last one that was read after
     the id had been taken. `lease_s` is when the lease it names was taken, `renewal_s` when the last renewal of that
-    lease arrived. `wait_until_s` is carried over from the attempt before.
+    lease arrived. `wait_until_s` is carried over from the attempt before; if there was none, it is infinite.
     """
 
     expected: OwnershipRecord | None
@@ -207,8 +211,8 @@ class OwnershipClaim(msgspec.Struct):
     is_complete: bool = False
 
 
-def next_step(claim: OwnershipClaim, me: Identity, *, lease_id: str) -> Step:
-    """Return what comes next in an attempt; `lease_id` is this node's own lease."""
+def next_step(claim: OwnershipClaim, me: Identity, *, lease_id: str, lease_s: float) -> Step:
+    """Return what comes next in an attempt; `lease_id` is this node's own lease, and `lease_s` its length."""
     if claim.taken_s is None:
         return TakeId()
     if not claim.is_read:
@@ -219,7 +223,7 @@ def next_step(claim: OwnershipClaim, me: Identity, *, lease_id: str) -> Step:
         return TakeLease(claim.before.lease_id, claim.before.by.node)
     if claim.epoch is None or not claim.is_written:
         last = claim.before.epoch if claim.before is not None else 0
-        return WriteEpoch(claim.epoch or Epoch(last + 1, me, lease_id))
+        return WriteEpoch(claim.epoch or Epoch(last + 1, me, lease_id, lease_s))
     if not claim.is_complete:
         return ReadToEnd()
     return Serve(claim.epoch, claim.wait_until_s)
@@ -242,18 +246,42 @@ def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> TypeGuard
     return isinstance(before, Epoch) and before.by != me
 
 
-def wait_until_s(claim: OwnershipClaim, me: Identity, terms: LeaseTerms, *, record_s: float | None) -> float:
+def wait_until_s(
+    claim: OwnershipClaim, me: Identity, terms: LeaseTerms, *, record_s: float | None, last_s: float
+) -> float:
     """Return until when nothing may leave, by what is known when the last owner's lease has been taken.
 
     The last owner may answer reads for as long as its lease lasts, counted from the begin of its last renewal, which
-    was before that renewal arrived here. It may itself be waiting for its predecessor, since its last record at most.
+    was before that renewal arrived here. It may itself have been waiting for owners before it, for as long as the
+    longest of their leases lasts after its Epoch, which arrived at `last_s`.
     """
-    if claim.before is None or isinstance(claim.before, Release):
+    before = claim.before
+    if not isinstance(before, Epoch):
         return float("-inf")
-    if claim.before.by == me:
-        return claim.wait_until_s
+    earlier_s = _earlier_until_s(before, terms, last_s)
+    if before.by == me:
+        return min(claim.wait_until_s, earlier_s)  # the same wait, as it was known then and as the record names it
     known_s = [moment_s for moment_s in (record_s, claim.renewal_s) if moment_s is not None]
-    return max(known_s) + terms.patience_s
+    return max(max(known_s) + terms.patience_s(before.lease_s), earlier_s)
+
+
+def earlier_lease_s(claim: OwnershipClaim, me: Identity, terms: LeaseTerms, *, last_s: float, now_s: float) -> float:
+    """Return the length of the longest lease of an owner before that may still be valid, for the Epoch to name it.
+
+    If this process dies while it waits for that lease, the next owner must wait for it as well.
+    """
+    before = claim.before
+    if not isinstance(before, Epoch) or now_s >= claim.wait_until_s:
+        return 0.0
+    if before.by == me:
+        return before.earlier_lease_s
+    is_over = now_s >= _earlier_until_s(before, terms, last_s)
+    return max(before.lease_s, 0.0 if is_over else before.earlier_lease_s)
+
+
+def _earlier_until_s(before: Epoch, terms: LeaseTerms, last_s: float) -> float:
+    """Return when the leases are over that were valid before this Epoch, which arrived at `last_s`."""
+    return last_s + terms.patience_s(before.earlier_lease_s)
 
 
 def after_failure(claim: OwnershipClaim | None, last: OwnershipRecord | None, me: Identity) -> TakeId | StandBy:

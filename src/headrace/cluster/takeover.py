@@ -14,7 +14,8 @@ import msgspec
 
 from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.epochs import Identity, seed_records
-from headrace.cluster.lease import LeaseKeeper, LeaseTerms, new_process
+from headrace.cluster.lease import LeaseKeeper, new_process
+from headrace.cluster.lease_length import LeaseTerms
 from headrace.cluster.owner import Committed, Owner
 from headrace.errors import TimedOut
 from headrace.log import Log
@@ -73,6 +74,7 @@ class PartitionTakeover:
         """
         if self.epoch > least:
             return
+        await self._owner.wait_gate()  # a Release says that nobody else is reading
         seeds = seed_records(self._partition.changelogs, least, self._me)
         # A Release, which is ours: the partition is taken again at once, under the next epoch.
         await self.commit([msgspec.structs.replace(each, headers=()) for each in seeds])

@@ -202,6 +202,13 @@ class ClusterSettings(Section):
     session_s: Annotated[float, Field(ge=1.0, le=300)] = Field(
         default=6.0, description="A node that is silent for so long is missed by the coordinator; fail-over is faster."
     )
+    lease_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
+        default=0.5, description="How long an owner may answer reads after the log last confirmed its lease."
+    )
+    longest_lease_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
+        default=4.0,
+        description="How long a lease may become where renewals are slow; at most cluster.lease_s: it never grows.",
+    )
     absence_s: Seconds = Field(
         default=60.0, description="How long the place of a node that left is kept while other replicas are there."
     )

@@ -63,7 +63,10 @@ _TIMEOUT_S = 60.0
 
 
 class EngineGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns an engine's partitions: the prefix of their transactional ids, the cluster's id, its nodes' leases."""
+    """Who owns an engine's partitions: the prefix of their transactional ids, and the cluster's id.
+
+    `lease_s` is how long the rebuild's own leases are.
+    """
 
     prefix: str
     cluster_id: str

@@ -58,8 +58,8 @@ class LoadSummary:
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns the state: the prefix of its transactional ids, the cluster's id, the changelogs of the group in order.
 
-    All of it must be as at the nodes that own the state otherwise, the length of their leases too. The first changelog
-    names the partitions.
+    These must be as at the nodes that own the state otherwise. The first changelog names the partitions. `lease_s` is
+    how long the load's own leases are; it waits for those of others by the length that the log names.
     """
 
     prefix: str
