@@ -14,7 +14,6 @@ from headrace.errors import (
     BadArgument,
     HeadraceError,
     NotOwner,
-    TimedOut,
     TransactionFailed,
 )
 from headrace.log import checks
@@ -108,10 +107,6 @@ class KafkaTransactional:
                 raise BadArgument(
                     "timeout_s", self._timeout_s, "the brokers' transaction.max.timeout.ms is less"
                 ) from failure
-            if error.retriable():
-                # The time is up. What the last attempt met says less: its connection may have been given up meanwhile.
-                operation = f"take over transactional id {self.transactional_id!r}"
-                raise TimedOut(operation, self._cluster.request_timeout_s) from failure
             raise self._named(error, "take over") from failure
 
     async def begin(self) -> None:
