@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.keyspace.accounts import Accounts, Deposit
@@ -20,6 +21,7 @@ from headrace.errors import (
     BadArgument,
     DuplicateNode,
     FolderUnusable,
+    NotUnique,
     StateBroken,
     StateDiskFull,
     TimedOut,
@@ -393,3 +395,25 @@ async def test_a_keyspace_that_nobody_serves(place: Place) -> None:
                 pass
     with pytest.raises(BadArgument, match=r"async with hr\.node"):
         served.headrace.keyspace(Counters)
+
+
+def _release(*fields: tuple[str, type, Any]) -> type[Keyspace]:
+    """Return a release of one keyspace: the class of its values has the same name in each, and some more fields."""
+    kind = make_dataclass("Member", [("mail", str), *fields], namespace={"__module__": __name__})
+
+    class Members(Keyspace, partitions=1, replicas=1, store="memory"):
+        members: State[str, kind] = state(unique={"mail": lambda each: each.mail})  # type: ignore[valid-type]
+
+    return Members
+
+
+async def test_a_caller_of_a_newer_release_writes_values_that_must_be_unique(place: Place) -> None:
+    """The owner fetches the schema of a value before it looks at it: callers may be upgraded before nodes are."""
+    old, new = _release(), _release(("age", int, 0))
+    kind = new.spec.states["members"][2]
+    async with serving(place, "n1", old) as owner, serving(place, "n2", calls=new) as caller:
+        await caller.client.put("members", "ann", kind("a@x", 40))
+        with pytest.raises(NotUnique, match="mail 'a@x' belongs to 'ann'"):
+            await caller.client.put("members", "bob", kind("a@x", 41))
+        assert (await owner.client.get("members", "ann")).mail == "a@x"
+        assert await caller.client.get("members", "ann") == kind("a@x", 40)

@@ -172,7 +172,7 @@ class CommitQueue:
         """
         self.check_readable(replica)
         claims = ((replica, key),)
-        if replica.spec.unique or self._claims.are_awaited(claims):
+        if replica.has_indexes or self._claims.are_awaited(claims):
             return None
         record = new_record(replica.at, key, write, timestamp_ms=self._stamp_of(replica))
         size_bytes = _checked_size(replica, record)
@@ -180,6 +180,7 @@ class CommitQueue:
 
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and published."""
+        await _check_indexes(unit)
         self._check_usable(unit)
         if _depends_on_others(unit):
             claims = await self._undisturbed(unit)
@@ -350,6 +351,15 @@ class CommitQueue:
 def _is_ones_fault(error: BaseException | None) -> bool:
     """Return True if the log refuses what one unit of a group wants to write: nothing was written of any."""
     return isinstance(error, Refused) and not isinstance(error, Fenced | NotPartitionOwner)
+
+
+async def _check_indexes(unit: UnitOfWork) -> None:
+    """Fetch what it takes to read the values that are to be in indexes, and refuse those that can't be."""
+    for replica, writes in unit.writes.items():
+        if replica.has_indexes:
+            for write in list(writes.values()):
+                if write.value is not None:
+                    await replica.check_indexes(write.value)
 
 
 def _depends_on_others(unit: UnitOfWork) -> bool:
