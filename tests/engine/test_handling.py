@@ -403,6 +403,16 @@ def test_an_engine_uses_each_topic_for_one_thing(topics: dict[str, Any]) -> None
         Engine("x", state=Account, **topics)
 
 
+@pytest.mark.parametrize("tags", ["vip", b"vip", None, 5])
+async def test_tags_that_are_no_list_fail_their_command(tags: Any) -> None:
+    """N8: a text would become a tag for each of its letters, for as long as the journal lives."""
+    bank = bank_engine()
+    bank.tags(lambda _: tags)
+    failed = await Bench(bank).ask(CommandRequest(aggregate="a", kind="Deposit", data=b'{"amount":1}'))
+    assert isinstance(failed.error, CommandFailed)
+    assert "a list of texts" in str(failed.error)
+
+
 def test_the_command_topic_that_an_engine_gets_later_is_its_own() -> None:
     """An input makes a command topic, whose name may be that of another of the engine's topics."""
     with pytest.raises(BadArgument, match="'x-commands', but engine 'x' uses it as its journal"):

@@ -144,6 +144,8 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
     """N6, N7, N22, N26: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
     hr, engine = bank
     account = hr.engine(engine).aggregate("acc-1")
+    with pytest.raises(BadArgument, match="they are given in a list"):
+        await account.apply_events(Deposited(5))
     applied = await account.apply_events([Deposited(5), Deposited(6)])
     assert (applied.state, applied.version, applied.events) == (Account(11), 2, (Deposited(5), Deposited(6)))
     done, rejected = await account.send(Deposit(1)), await account.send(Withdraw(100))

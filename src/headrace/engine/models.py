@@ -284,8 +284,13 @@ class Engine(Generic[S]):
         return state
 
     def tags_of(self, event: Any) -> tuple[str, ...]:  # noqa: ANN401
-        """Return the tags of an event."""
-        return tuple(self._tags_of(event)) if self._tags_of is not None else ()
+        """Return the tags of an event. Raises BadArgument if the application's function returns no list of them."""
+        if self._tags_of is None:
+            return ()
+        found = self._tags_of(event)
+        if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+            raise BadArgument("tags", found, "the function of an engine's tags returns a list of texts, as in ['vip']")
+        return tuple(found)
 
     @property
     def uses_registry(self) -> bool:
