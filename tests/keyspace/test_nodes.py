@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
@@ -165,6 +166,11 @@ async def test_a_standby_answers_within_the_bound_or_not_at_all(place: Place) ->
         await until(lambda: _has(standby, key), "the standby's copy")
         read = await standby.client.read("balances", key, max_staleness_s=5.0, at_least=written.version)
         assert (read.value, read.version) == (1, written.version)
+        for asked in (owner, standby):
+            assert await asked.client.get("balances", key, max_staleness_s=math.inf) == 1
+            for wrong in (math.nan, -1, True, "5"):
+                with pytest.raises(BadArgument, match="number of seconds, 0 or more"):
+                    await asked.client.get("balances", key, max_staleness_s=wrong)  # type: ignore[arg-type]
         assert read.age_ms is not None
         assert read.age_ms <= 5000
         await copy_of(standby, 0).states.stop_following()

@@ -8,9 +8,11 @@ changelogs were read again to their end.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Sequence
 
 from headrace.errors import (
+    BadArgument,
     Fenced,
     HeadraceError,
     NotPartitionOwner,
@@ -33,7 +35,7 @@ from headrace.state.table import StateEntry
 from headrace.state.unique_values import check_unique, expire_holders, unique_rows
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue", "ProducerWriter"]
+__all__ = ["CommitQueue", "ProducerWriter", "check_staleness"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
@@ -142,8 +144,10 @@ class CommitQueue:
         self.check_readable(replica)
         if max_staleness_s is None and at_least is None:
             return
+        check_staleness(max_staleness_s)
         # The owner is as fresh as its lease, which is looked at before a request comes here.
-        max_age_ms = None if max_staleness_s is None or replica.is_owned else round(max_staleness_s * 1000)
+        is_any_age_fine = max_staleness_s is None or replica.is_owned or math.isinf(max_staleness_s)
+        max_age_ms = None if is_any_age_fine else round(max_staleness_s * 1000)
         age_ms = replica.age_ms
         if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
             try:
@@ -346,6 +350,12 @@ class CommitQueue:
             self._unsettled.__cause__ = error
             return self._unsettled if isinstance(error, Exception) else error
         return None
+
+
+def check_staleness(max_staleness_s: float | None) -> None:
+    """Refuse a bound that is no age: text, NaN, or below 0. Infinity allows every age. Raises BadArgument."""
+    if max_staleness_s is not None and (type(max_staleness_s) not in (int, float) or not max_staleness_s >= 0):
+        raise BadArgument("max_staleness_s", max_staleness_s, "it must be a number of seconds, 0 or more")
 
 
 def _is_ones_fault(error: BaseException | None) -> bool:
