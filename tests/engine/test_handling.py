@@ -385,6 +385,41 @@ async def test_commands_and_declarations_that_make_no_sense_are_refused() -> Non
             declare()
 
 
+@pytest.mark.parametrize(
+    "topics",
+    [
+        {"journal": "one", "state_topic": "one"},
+        {"journal": "x-state"},
+        {"command_topic": "x-state"},
+        {"command_topic": "x"},
+        {"journal": None, "state_topic": "one", "command_topic": "one"},
+        {"outputs": ["other", "x-state"]},
+        {"outputs": ["x"]},
+    ],
+)
+def test_an_engine_uses_each_topic_for_one_thing(topics: dict[str, Any]) -> None:
+    """What handlers and callers write to journal or state topic would be taken for events and states."""
+    with pytest.raises(BadArgument, match="engine 'x' uses it as"):
+        Engine("x", state=Account, **topics)
+
+
+@pytest.mark.parametrize("tags", ["vip", b"vip", None, 5])
+async def test_tags_that_are_no_list_fail_their_command(tags: Any) -> None:
+    """N8: a text would become a tag for each of its letters, for as long as the journal lives."""
+    bank = bank_engine()
+    bank.tags(lambda _: tags)
+    failed = await Bench(bank).ask(CommandRequest(aggregate="a", kind="Deposit", data=b'{"amount":1}'))
+    assert isinstance(failed.error, CommandFailed)
+    assert "a list of texts" in str(failed.error)
+
+
+def test_the_command_topic_that_an_engine_gets_later_is_its_own() -> None:
+    """An input makes a command topic, whose name may be that of another of the engine's topics."""
+    with pytest.raises(BadArgument, match="'x-commands', but engine 'x' uses it as its journal"):
+        Engine("x", state=Account, journal="x-commands").commands_from("others")
+    Engine("y", state=Account, outputs=["y-commands"]).commands_from("others")  # handlers may send commands
+
+
 def test_a_record_that_is_none_is_not_readable() -> None:
     """N11: bytes that no engine wrote, and formats of other versions, raise a typed error."""
     values = AggregateValues(bank_engine().state_codec())

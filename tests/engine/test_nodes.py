@@ -21,6 +21,7 @@ from headrace.app import Headrace, connect
 from headrace.engine import Engine, Failed, Rejected, Success
 from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
 from headrace.journal import change_terms, grow_topic
+from headrace.keyspace import Keyspace, State, state
 from headrace.model import Event, TopicPartition
 from headrace.observe import render, traces
 from headrace.pipeline.jobs.expiry import purge_expired_of
@@ -143,6 +144,8 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
     """N6, N7, N22, N26: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
     hr, engine = bank
     account = hr.engine(engine).aggregate("acc-1")
+    with pytest.raises(BadArgument, match="they are given in a list"):
+        await account.apply_events(Deposited(5))
     applied = await account.apply_events([Deposited(5), Deposited(6)])
     assert (applied.state, applied.version, applied.events) == (Account(11), 2, (Deposited(5), Deposited(6)))
     done, rejected = await account.send(Deposit(1)), await account.send(Withdraw(100))
@@ -197,3 +200,39 @@ async def test_a_program_that_starts_again_finds_its_aggregates(place: EnginePla
             done = await hr.engine(engine).aggregate("a").send(Deposit(1), command_id="x")
             assert (done.version, done.is_repeated) == (1, number == 2)
             assert (await hr.engine(counter).aggregate("c").send(Deposit(2))).version == number
+
+
+class Ledger(Keyspace, name="ledger", partitions=1, store="memory"):
+    """A keyspace with a state and a topic that engines may have, too."""
+
+    state_: State[str, int] = state(topic="ledger-state")
+
+
+@embedded_only
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([bank_engine("bank"), counter_engine("bank")], "engine is 'bank', but two engines have this name"),
+        ([bank_engine("ledger", state_topic="other"), Ledger], "'ledger', but an engine and a keyspace have this name"),
+        ([bank_engine("one", state_topic="s"), bank_engine("two", state_topic="s")], "'s', but engine 'one' has it"),
+        ([bank_engine("one"), bank_engine("two", state_topic="one")], "'one', but engine 'one' has it"),
+        ([bank_engine("one", command_topic="c"), bank_engine("two", command_topic="c")], "'c', but engine 'one' has"),
+        ([Ledger, bank_engine("one", state_topic="ledger-state")], "'state_' of keyspace 'ledger' has it"),
+        ([Ledger, bank_engine("ledger-replies")], "'replies' of keyspace 'ledger' has it"),
+    ],
+)
+async def test_parts_of_a_node_share_neither_names_nor_topics(place: EnginePlace, parts: list[Any], says: str) -> None:
+    """One of the two would not be served, or would take the records of the other for its own."""
+    async with connect(settings=place.settings("n1")) as hr:
+        with pytest.raises(BadArgument, match=says):
+            async with hr.node(*parts):
+                pass
+        assert not [topic for topic in await hr.log.admin.topics() if not topic.startswith("__")]
+
+
+@embedded_only
+async def test_an_engine_may_be_named_twice(place: EnginePlace) -> None:
+    """It is served once, as a keyspace is that belongs to several apps."""
+    bank = bank_engine(place.name)
+    async with _node(place, "n1", bank, bank) as hr:
+        assert (await hr.engine(bank).aggregate("a").send(Deposit(1))).version == 1

@@ -501,6 +501,7 @@ def test_what_a_handler_decides_about_timers() -> None:
     engine = clock_engine("clock", limits=EngineLimits(timers=1))
     given(engine).when(Set("t")).then(Wrote("set"), timers={"t": Ring()})
     given(engine, Wrote("set")).when(Stop("t")).then(timers={})
+    assert Schedule(Ring(), after=1) == Schedule(command=Ring(), after=1)  # as the context takes it
 
     @engine.command
     def two(notes: list[str] | None, command: Two, context: CommandContext[list[str]]) -> Any:

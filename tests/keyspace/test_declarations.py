@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BadArgument
-from headrace.keyspace import EVERY_NODE, Context, Keyspace, State, handles, state
+from headrace.keyspace import EVERY_NODE, App, Context, Keyspace, State, handles, state
 
 
 @dataclass
@@ -67,6 +67,17 @@ def _negative_ttl() -> None:
 def _topic_name() -> None:
     class Wrong(Keyspace):
         balances: State[str, int] = state(topic="a b")
+
+
+def _two_states_of_a_topic() -> None:
+    class Wrong(Keyspace):
+        balances: State[str, int] = state()
+        amounts: State[str, int] = state(topic="wrong-balances")
+
+
+def _topic_of_replies() -> None:
+    class Wrong(Keyspace):
+        balances: State[str, int] = state(topic="wrong-replies")
 
 
 def _taken_name() -> None:
@@ -141,6 +152,8 @@ def _no_fields() -> None:
         (_unknown_option, r"\['tll'\]"),
         (_negative_ttl, r"ttl is -1"),
         (_topic_name, r"a b"),
+        (_two_states_of_a_topic, r"'wrong-balances', but state 'balances' of keyspace 'wrong' has it"),
+        (_topic_of_replies, r"'wrong-replies', but state 'replies' of keyspace 'wrong' has it"),
         (_taken_name, r"every keyspace has its own 'replies'"),
         (_no_partitions, r"partitions is 0, but Wrong needs"),
         (_partitions_as_text, r"partitions is '8', but Wrong needs"),
@@ -158,6 +171,33 @@ def test_what_is_wrong_is_refused_where_it_is_declared(define: Callable[[], None
     """The error comes when the class is defined, and names what is wrong."""
     with pytest.raises(BadArgument, match=says):
         define()
+
+
+def test_a_topic_of_others_may_be_read_as_several_states() -> None:
+    """It is not written here, so that nobody's records are taken for those of another state."""
+
+    class Views(Keyspace):
+        texts: State[str, str] = state(topic="others", is_external=True)
+        raw: State[str, bytes] = state(topic="others", is_external=True)
+
+    assert set(Views.spec.states) == {"texts", "raw"}
+
+
+def test_keyspaces_of_an_app_have_topics_of_their_own() -> None:
+    """Two owners of one topic would overwrite each other's values, and not see it until the next restart."""
+
+    class First(Keyspace):
+        balances: State[str, int] = state(topic="shared")
+
+    class Second(Keyspace):
+        amounts: State[str, int] = state(topic="shared")
+
+    class Reader(Keyspace):
+        seen: State[str, int] = state(topic="shared", is_external=True)
+
+    with pytest.raises(BadArgument, match="'shared', but state 'balances' of keyspace 'first' has it"):
+        App(First, App(Second))
+    assert set(App(First, Reader, App(First)).keyspaces) == {"first", "reader"}
 
 
 def test_states_are_for_handlers() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.keyspace.accounts import Accounts, Deposit
@@ -20,6 +22,7 @@ from headrace.errors import (
     BadArgument,
     DuplicateNode,
     FolderUnusable,
+    NotUnique,
     StateBroken,
     StateDiskFull,
     TimedOut,
@@ -163,6 +166,11 @@ async def test_a_standby_answers_within_the_bound_or_not_at_all(place: Place) ->
         await until(lambda: _has(standby, key), "the standby's copy")
         read = await standby.client.read("balances", key, max_staleness_s=5.0, at_least=written.version)
         assert (read.value, read.version) == (1, written.version)
+        for asked in (owner, standby):
+            assert await asked.client.get("balances", key, max_staleness_s=math.inf) == 1
+            for wrong in (math.nan, -1, True, "5"):
+                with pytest.raises(BadArgument, match="number of seconds, 0 or more"):
+                    await asked.client.get("balances", key, max_staleness_s=wrong)  # type: ignore[arg-type]
         assert read.age_ms is not None
         assert read.age_ms <= 5000
         await copy_of(standby, 0).states.stop_following()
@@ -393,3 +401,25 @@ async def test_a_keyspace_that_nobody_serves(place: Place) -> None:
                 pass
     with pytest.raises(BadArgument, match=r"async with hr\.node"):
         served.headrace.keyspace(Counters)
+
+
+def _release(*fields: tuple[str, type, Any]) -> type[Keyspace]:
+    """Return a release of one keyspace: the class of its values has the same name in each, and some more fields."""
+    kind = make_dataclass("Member", [("mail", str), *fields], namespace={"__module__": __name__})
+
+    class Members(Keyspace, partitions=1, replicas=1, store="memory"):
+        members: State[str, kind] = state(unique={"mail": lambda each: each.mail})  # type: ignore[valid-type]
+
+    return Members
+
+
+async def test_a_caller_of_a_newer_release_writes_values_that_must_be_unique(place: Place) -> None:
+    """The owner fetches the schema of a value before it looks at it: callers may be upgraded before nodes are."""
+    old, new = _release(), _release(("age", int, 0))
+    kind = new.spec.states["members"][2]
+    async with serving(place, "n1", old) as owner, serving(place, "n2", calls=new) as caller:
+        await caller.client.put("members", "ann", kind("a@x", 40))
+        with pytest.raises(NotUnique, match="mail 'a@x' belongs to 'ann'"):
+            await caller.client.put("members", "bob", kind("a@x", 41))
+        assert (await owner.client.get("members", "ann")).mail == "a@x"
+        assert await caller.client.get("members", "ann") == kind("a@x", 40)

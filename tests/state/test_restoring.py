@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import uuid
 from pathlib import Path
@@ -409,6 +410,9 @@ async def test_a_standby_read_is_within_its_bound_or_refused(tier: Any) -> None:
     copy.follow()
     await asyncio.wait_for(copy.replicas[spec.name].wait_past(written), 20)
     assert await state.get("a", at_least=written, max_staleness_s=20) == "2"
+    assert await state.get("a", max_staleness_s=math.inf) == "2"
+    with pytest.raises(BadArgument, match="max_staleness_s is nan"):
+        await state.get("a", max_staleness_s=math.nan)
 
 
 def moment(ms: int, boot: str = "boot", wall_ms: int = 0) -> BootMoment:

@@ -834,6 +834,47 @@ async def test_a_value_that_nobody_can_decode_harms_its_own_key_only(embedded: A
     assert len((await copy.find("email", "a@x")).items) == 1
 
 
+@pytest.mark.parametrize("kind", ["index", "unique"])
+async def test_a_value_that_an_index_fails_for_is_refused_before_it_is_written(embedded: Any, kind: str) -> None:
+    """S2: after the commit it would be too late: the copy could not take it, now and after every restart."""
+    spec = embedded.spec(value=int, **{kind: {"share": lambda value: 100 // value}})
+    partition = await embedded.owned(spec)
+    state = partition.state(spec)
+    await state.put("ann", 5)
+    with pytest.raises(NotStorable, match="'share' fails for it: ZeroDivisionError"):
+        await state.put("bob", 0)
+    with pytest.raises(NotStorable, match="'share' fails for it"):
+        await state.update("ann", lambda _: 0)
+    unit = partition.begin()
+    await partition.state(spec, unit).put("cid", 2)
+    await partition.state(spec, unit).put("bob", 0)
+    with pytest.raises(NotStorable, match="'share' fails for it"):
+        await unit.commit()
+    await state.put("bob", 10)
+    assert [await state.get(key) for key in ("ann", "bob", "cid")] == [5, 10, None]
+    assert [key for key, _ in (await state.find("share", 10)).items] == ["bob"]
+    assert [each.key for each in await read_all(embedded.log, spec.topic)] == [b"ann", b"bob"]
+
+
+@pytest.mark.parametrize("kind", ["index", "unique"])
+async def test_stored_values_that_a_new_index_fails_for_stop_nothing(embedded: Any, kind: str) -> None:
+    """S9: they were written before there was such an index; they are in it as soon as they are written again."""
+    before = embedded.spec(value=int)
+    partition = await embedded.owned(before)
+    for key, value in (("ann", 5), ("bob", 0), ("cid", 4)):
+        await partition.state(before).put(key, value)
+    await partition.close()
+    spec = StateSpec(
+        name=before.name, topic=before.topic, key=str, value=int, **{kind: {"share": lambda value: 100 // value}}
+    )
+    state = (await embedded.owned(spec)).state(spec)
+    assert [await state.get(key) for key in ("ann", "bob", "cid")] == [5, 0, 4]
+    assert [key for key, _ in (await state.find("share", 25)).items] == ["cid"]
+    await state.put("bob", 2)
+    await state.delete("cid")
+    assert [key for key, _ in (await state.find("share", 50)).items] == ["bob"]
+
+
 class Account(msgspec.Struct):
     owner: str
     balance: int = 0

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import GrpcSettings, HeadraceSettings
 from headrace.engine import Engine, EngineClient, EngineHosting
-from headrace.errors import TimedOut
+from headrace.errors import BadArgument, TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
 from headrace.observe import Health, HealthState, get_logger
@@ -172,8 +172,9 @@ async def running_node(
 
     `store` returns the one in which engines claim their journals, and which keeps the events that left the log.
     """
-    served = [part for part in parts if isinstance(part, Engine)]
+    served = list(dict.fromkeys(part for part in parts if isinstance(part, Engine)))
     app = App(*(part for part in parts if not isinstance(part, Engine)))
+    _check_parts(app, served)
     async with contextlib.AsyncExitStack() as stack:
         folders: list[StateFolder] = []
 
@@ -218,6 +219,25 @@ async def running_node(
             async with background, _grpc(node, served, settings.grpc):
                 await asyncio.sleep(0)  # the work has begun, and its health says so
                 yield node
+
+
+def _check_parts(app: App, engines: Sequence[Engine[Any]]) -> None:
+    """Refuse parts that share a name, by which requests find them, or a topic that each would take for its own."""
+    names: set[str] = set()
+    owners = {
+        topic: f"state {state!r} of keyspace {keyspace!r}" for topic, (keyspace, state) in app.own_topics().items()
+    }
+    for engine in engines:
+        if engine.name in names:
+            raise BadArgument("engine", engine.name, "two engines have this name; give one another")
+        if engine.name in app.keyspaces:
+            raise BadArgument("engine", engine.name, "an engine and a keyspace have this name; give one another")
+        names.add(engine.name)
+        for topic, use in engine.own_topics.items():
+            if topic in owners:
+                rule = f"{owners[topic]} has it; engine {engine.name!r} can't use it as {use}"
+                raise BadArgument("topic", topic, rule)
+            owners[topic] = f"engine {engine.name!r}"
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,7 @@ from headrace.engine.commands import (
 from headrace.engine.models import Engine
 from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
-from headrace.errors import HeadraceError, ReplyNotReadable, UnknownCommand
+from headrace.errors import BadArgument, HeadraceError, ReplyNotReadable, UnknownCommand
 from headrace.model import ConsistencyToken
 from headrace.observe import inject, is_traced, span
 from headrace.runtime import error_text
@@ -205,7 +205,9 @@ class Aggregate(Generic[S]):
     async def apply_events(
         self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
     ) -> Success[S]:
-        """Apply events that were decided on elsewhere, without a command handler."""
+        """Apply events that were decided on elsewhere, without a command handler. Raises BadArgument for a lone one."""
+        if not isinstance(events, Iterable) or hasattr(events, "_fields"):  # an event may be a NamedTuple
+            raise BadArgument("events", events, "they are given in a list")
         payloads = [self._engine.events.payload(event, is_sorted=True) for event in events]
         request = CommandRequest(
             aggregate=self.id,

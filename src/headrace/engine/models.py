@@ -150,6 +150,7 @@ class Engine(Generic[S]):
         self.sagas: dict[str, Saga] = {}
         self.limits = limits or EngineLimits()
         self.keep_commands = keep_commands
+        self._check_topics()
         self.commands = TypedJson("command")
         self.events = EventJson(name)
         self._state = state
@@ -235,7 +236,25 @@ class Engine(Generic[S]):
         if start not in ("earliest", "latest"):
             raise BadArgument("start", start, "it must be 'earliest' or 'latest'")
         self.command_topic = self.command_topic or f"{self.name}-commands"
+        self._check_topics()
         self.inputs[topic] = CommandInput(topic, start, decode)
+
+    @property
+    def own_topics(self) -> dict[str, str]:
+        """The topics that belong to this engine alone, each with what it is used as. Raises BadArgument."""
+        uses = ((self.state_topic, "its state topic"), (self.journal_topic, "its journal"))
+        found: dict[str, str] = {}
+        for topic, use in (*uses, (self.command_topic, "its command topic")):
+            if topic is not None and found.setdefault(topic, use) is not use:
+                raise BadArgument("topic", topic, f"engine {self.name!r} uses it as {found[topic]}; choose another")
+        return found
+
+    def _check_topics(self) -> None:
+        """Refuse topics for two things: what is written as one of them would be read as the other."""
+        written = self.own_topics
+        for topic in self.outputs:
+            if topic in written and topic != self.command_topic:
+                raise BadArgument("topic", topic, f"engine {self.name!r} uses it as {written[topic]}; choose another")
 
     # Using the declaration.
 
@@ -265,8 +284,13 @@ class Engine(Generic[S]):
         return state
 
     def tags_of(self, event: Any) -> tuple[str, ...]:  # noqa: ANN401
-        """Return the tags of an event."""
-        return tuple(self._tags_of(event)) if self._tags_of is not None else ()
+        """Return the tags of an event. Raises BadArgument if the application's function returns no list of them."""
+        if self._tags_of is None:
+            return ()
+        found = self._tags_of(event)
+        if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+            raise BadArgument("tags", found, "the function of an engine's tags returns a list of texts, as in ['vip']")
+        return tuple(found)
 
     @property
     def uses_registry(self) -> bool:

@@ -59,7 +59,7 @@ class Timer(msgspec.Struct, frozen=True, array_like=True):
 Timers: TypeAlias = tuple[Timer, ...]
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class Schedule(msgspec.Struct, frozen=True):
     """What a handler returns beside its events to set a timer: see `CommandContext.schedule`."""
 
     command: Any

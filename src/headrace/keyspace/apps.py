@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.errors import BadArgument
-from headrace.keyspace.declaration import Keyspace
+from headrace.keyspace.declaration import Keyspace, shared_topic_rule
 from headrace.keyspace.streams import InputStream
 
 __all__ = ["App"]
@@ -29,6 +29,20 @@ class App:
         self.streams += streams
         self.routes += routes
         _check_groups(self.streams)
+        self.own_topics()
+
+    def own_topics(self) -> dict[str, tuple[str, str]]:
+        """Return the topics that the owners of the keyspaces write, each with its keyspace and state.
+
+        Raises BadArgument if two keyspaces have one topic.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for kind in self.keyspaces.values():
+            for topic, name in kind.spec.own_topics().items():
+                if topic in found:
+                    raise BadArgument("topic", topic, shared_topic_rule(*found[topic]))
+                found[topic] = (kind.spec.name, name)
+        return found
 
     def _add(self, part: type[Keyspace] | App) -> None:
         if isinstance(part, App):

@@ -40,6 +40,7 @@ from headrace.state import (
     OrderedKeys,
     StateChange,
     StatePage,
+    check_staleness,
     codec_of,
     is_prepared,
 )
@@ -178,6 +179,7 @@ class KeyspaceClient:
         timeout_s: float | None = None,
     ) -> KeyRead:
         """Return the value of a key with the offset that the copy has come to, its age and its token; see `get`."""
+        check_staleness(max_staleness_s)
         opened = await self._state(state)
         offset, token = (None, at_least) if isinstance(at_least, str) else (at_least, None)
         if token is not None:

@@ -32,6 +32,7 @@ __all__ = [
     "StateDeclaration",
     "consumes",
     "handles",
+    "shared_topic_rule",
     "state",
 ]
 
@@ -44,7 +45,8 @@ EVERY_NODE: Literal["all"] = "all"
 # A node is one of several processes; more than this nobody has.
 _MOST_NODES = 1000
 # States that every keyspace has beside the declared ones, and what the class itself needs.
-_TAKEN = ("replies", "inputs", "spec")
+_HIDDEN = ("replies", "inputs")
+_TAKEN = (*_HIDDEN, "spec")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 CURRENT_STATES: ContextVar[Callable[[str], State[Any, Any]]] = ContextVar("headrace_keyspace_states")
@@ -215,6 +217,20 @@ class KeyspaceSpec(NamedTuple):
         """Return the states with their topics, `<keyspace>-<state>` unless said otherwise."""
         return {name: self._spec_of(name, partitions) for name in self.states}
 
+    def own_topics(self) -> dict[str, str]:
+        """Return the topics that the owners of the keyspace write, each with the name of its state.
+
+        Raises BadArgument if two states have one topic: each would show the other's values after a restart.
+        """
+        found = {f"{self.name}-{hidden}": hidden for hidden in _HIDDEN}
+        for name, spec in self.state_specs(partitions=1).items():
+            if spec.is_external:
+                continue
+            other = found.setdefault(spec.topic, name)
+            if other != name:
+                raise BadArgument("topic", spec.topic, shared_topic_rule(self.name, other))
+        return found
+
     def _spec_of(self, name: str, partitions: int) -> StateSpec[Any, Any]:
         declared, key, value = self.states[name]
         options = {**declared.options}
@@ -261,7 +277,12 @@ class Keyspace:
             _handlers_of(cls, names),
             _inputs_of(cls, names),
         )
-        cls.spec.state_specs(partitions=1)  # what a state's options don't allow is refused here
+        cls.spec.own_topics()  # what a state's options don't allow is refused here
+
+
+def shared_topic_rule(keyspace: str, state: str) -> str:
+    """Return why a topic can't be that of a second state, of this keyspace or of another part of the application."""
+    return f"state {state!r} of keyspace {keyspace!r} has it; each state has a topic of its own"
 
 
 def _kebab(name: str) -> str:

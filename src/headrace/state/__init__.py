@@ -19,7 +19,7 @@ from headrace.state.changelog import (
     parse_batch,
 )
 from headrace.state.claims import KeyLocks
-from headrace.state.commits import ProducerWriter
+from headrace.state.commits import ProducerWriter, check_staleness
 from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
@@ -82,6 +82,7 @@ __all__ = [
     "ValueCodec",
     "batch_header_of",
     "changelog_config",
+    "check_staleness",
     "codec_of",
     "decode_parts",
     "ensure_changelog",

@@ -8,9 +8,11 @@ changelogs were read again to their end.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Sequence
 
 from headrace.errors import (
+    BadArgument,
     Fenced,
     HeadraceError,
     NotPartitionOwner,
@@ -33,7 +35,7 @@ from headrace.state.table import StateEntry
 from headrace.state.unique_values import check_unique, expire_holders, unique_rows
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue", "ProducerWriter"]
+__all__ = ["CommitQueue", "ProducerWriter", "check_staleness"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
@@ -142,8 +144,10 @@ class CommitQueue:
         self.check_readable(replica)
         if max_staleness_s is None and at_least is None:
             return
+        check_staleness(max_staleness_s)
         # The owner is as fresh as its lease, which is looked at before a request comes here.
-        max_age_ms = None if max_staleness_s is None or replica.is_owned else round(max_staleness_s * 1000)
+        is_any_age_fine = max_staleness_s is None or replica.is_owned or math.isinf(max_staleness_s)
+        max_age_ms = None if is_any_age_fine else round(max_staleness_s * 1000)
         age_ms = replica.age_ms
         if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
             try:
@@ -172,7 +176,7 @@ class CommitQueue:
         """
         self.check_readable(replica)
         claims = ((replica, key),)
-        if replica.spec.unique or self._claims.are_awaited(claims):
+        if replica.has_indexes or self._claims.are_awaited(claims):
             return None
         record = new_record(replica.at, key, write, timestamp_ms=self._stamp_of(replica))
         size_bytes = _checked_size(replica, record)
@@ -180,6 +184,7 @@ class CommitQueue:
 
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and published."""
+        await _check_indexes(unit)
         self._check_usable(unit)
         if _depends_on_others(unit):
             claims = await self._undisturbed(unit)
@@ -347,9 +352,24 @@ class CommitQueue:
         return None
 
 
+def check_staleness(max_staleness_s: float | None) -> None:
+    """Refuse a bound that is no age: text, NaN, or below 0. Infinity allows every age. Raises BadArgument."""
+    if max_staleness_s is not None and (type(max_staleness_s) not in (int, float) or not max_staleness_s >= 0):
+        raise BadArgument("max_staleness_s", max_staleness_s, "it must be a number of seconds, 0 or more")
+
+
 def _is_ones_fault(error: BaseException | None) -> bool:
     """Return True if the log refuses what one unit of a group wants to write: nothing was written of any."""
     return isinstance(error, Refused) and not isinstance(error, Fenced | NotPartitionOwner)
+
+
+async def _check_indexes(unit: UnitOfWork) -> None:
+    """Fetch what it takes to read the values that are to be in indexes, and refuse those that can't be."""
+    for replica, writes in unit.writes.items():
+        if replica.has_indexes:
+            for write in list(writes.values()):
+                if write.value is not None:
+                    await replica.check_indexes(write.value)
 
 
 def _depends_on_others(unit: UnitOfWork) -> bool:

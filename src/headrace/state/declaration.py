@@ -7,10 +7,12 @@ import hashlib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from reprlib import repr as shown
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NotStorable
 from headrace.model import TopicConfig, check_topic_name
+from headrace.runtime import error_text
 from headrace.state.changelog import changelog_config
 from headrace.state.expiry import Duration, ttl_in_ms
 from headrace.state.keys import encode_parts
@@ -120,6 +122,19 @@ class StateSpec(Generic[K, V]):
         """Return the rows of all indexes that point to a value."""
         declared = (*self.index.items(), *self.unique.items())
         return [row for name, function in declared for row in _rows(name, function(value))]
+
+    def check_indexes(self, value: V) -> None:
+        """Refuse a value for which the function of an index fails, or returns what no index holds. Raises NotStorable.
+
+        Applying it would fail after it is committed, at every copy.
+        """
+        for name, function in self.indexes.items():
+            try:
+                _rows(name, function(value))
+            except Exception as error:  # whatever the application raises
+                raise NotStorable(
+                    "the value", shown(value), f"index {name!r} fails for it: {error_text(error)}"
+                ) from error
 
     def rows_of(self, index: str, value: V) -> list[IndexRow]:
         """Return the rows of one index that point to a value."""

@@ -13,4 +13,6 @@ COMMITS = counter(
 REBUILDS = counter(
     "state", "rebuilds", "Copies that were wiped and read again from the log's start.", ["topic", "reason"]
 )
-UNINDEXED = counter("state", "unindexed_values", "Values that can't be decoded, and so are in no index.", ["topic"])
+UNINDEXED = counter(
+    "state", "unindexed_values", "Stored values in no index: they can't be decoded, or it fails for them.", ["topic"]
+)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import msgspec
 
-from headrace.errors import NotReadable, Refused, StateAhead, StateOffline, StateStale
+from headrace.errors import NotReadable, NotStorable, Refused, StateAhead, StateOffline, StateStale
 from headrace.log import Log
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicPartition
 from headrace.observe import get_logger
-from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elapsed_ms, moment_of
+from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elapsed_ms, error_text, moment_of
 from headrace.state import metrics
 from headrace.state.changelog import (
     ChangelogRecord,
@@ -273,6 +274,17 @@ class StateReplica:
 
     # The owner's side.
 
+    async def check_indexes(self, value: bytes) -> None:
+        """Refuse a value that the indexes can't hold, before it is written. Raises NotStorable, NotReadable."""
+        try:
+            await self.codec.prepare(value)
+            decoded = self.codec.decode(value)
+        except _UNREADABLE as error:
+            if isinstance(error, Refused):
+                raise
+            raise NotStorable("the value", shown(value), f"it can't be read back: {error_text(error)}") from error
+        self.spec.check_indexes(decoded)
+
     async def prepare_commit(self, record: NewRecord) -> None:
         """Fetch what applying a record will need, so that applying it does not wait."""
         if self.has_indexes and record.value is not None:
@@ -378,10 +390,10 @@ class StateReplica:
     def _index(self, value: bytes) -> list[IndexRow]:
         try:
             return self.spec.index_rows(self.codec.decode(value))
-        except _UNREADABLE as error:
-            # One value that can't be read must not stop the others; reading its key raises the error.
+        except Exception as error:  # the application's codec and functions may raise anything
+            # One value that can't be read, or that an index fails for, must not stop the others.
             metrics.UNINDEXED.labels(self.spec.topic).inc()
-            _logger.warning("a value is in no index", state=self.spec.name, at=str(self.at), error=str(error))
+            _logger.warning("a value is in no index", state=self.spec.name, at=str(self.at), error=error_text(error))
             return []
 
     def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
