@@ -58,8 +58,9 @@ def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> 
 
 _ENV = """
 from alembic import context
-from sqlalchemy import create_engine
-with create_engine(context.config.get_main_option("sqlalchemy.url")).connect() as connection:
+from sqlalchemy import create_engine, pool
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=pool.NullPool)
+with engine.connect() as connection:
     context.configure(connection=connection)
     with context.begin_transaction():
         context.run_migrations()
