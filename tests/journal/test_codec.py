@@ -97,6 +97,14 @@ def test_the_order_of_formats_is_read_too() -> None:
             '{"append":{"range":{"from":1,"to":1},"payloadType":"binary","metadata":{"data":null}}}',
             Append(first=1, last=1, payload_format="binary"),
         ),
+        (
+            '{"append":{"range":{"from":1,"to":1},"payloadType":"json","metadata":null,"origin":null,"version":null}}',
+            Append(first=1, last=1, payload_format="json"),
+        ),
+        (
+            '{"append":{"range":{"from":1,"to":1},"payloadType":"json","metadata":{"id":"x","data":{"a":1}}}}',
+            Append(first=1, last=1, payload_format="json", metadata=b'{"a":1}'),
+        ),
         ('{"mark":{"id":"x","origin":null}}', Mark(id="x")),
         ('{"delete":{"to":9223372036854775807}}', Delete(to=MAX_SEQ_NR)),
         ('{"purge":{"later":1}}', Purge()),
@@ -247,6 +255,8 @@ def test_json_metadata_goes_behind_the_events() -> None:
             AppendValue((Encoded(1, (), "json", b'"x"'),)),
         ),
         ('{"events":[{"seqNr":1,"payloadType":"json"}],"metadata":{}}', AppendValue((Encoded(1),))),
+        ('{"events":[{"seqNr":1,"payloadType":"text","payload":null}],"metadata":null}', AppendValue((Encoded(1),))),
+        ('{"events":[{"seqNr":1}],"metadata":{"expireAfter":null,"data":null}}', AppendValue((Encoded(1),))),
         (
             '{"metadata":{"data":null},"events":[{"tags":["a"],"seqNr":1}]}',
             AppendValue((Encoded(1, ("a",)),)),

@@ -17,7 +17,7 @@ from headrace.app import Headrace
 from headrace.errors import BadArgument, HeadraceError, WrongSeqNr
 from headrace.journal import Journal
 from headrace.journal.append import AppendOptions, JournalWriter, new_append
-from headrace.journal.topology import Route, Routed
+from headrace.journal.topology import PartitionEnd, Route, Routed
 from headrace.model import Event, TopicPartition
 from headrace.protocol.limits import MAX_VALUE_BYTES
 
@@ -30,7 +30,7 @@ class Known:
     is_claimed = False
 
     def routed(self, _id: str) -> Routed:
-        return Routed(Route(AT, 0), 0.0)
+        return Routed(Route(AT, 0), 0.0, PartitionEnd())
 
 
 @settings(deadline=None)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from sqlalchemy import URL, Engine, event, inspect, text
 from tests.outbox.setting import TABLES, count, publish
 
@@ -52,6 +54,52 @@ def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> 
     with engine.connect() as db:
         assert db.execute(text("SELECT COUNT(*) FROM alembic_version")).scalar_one() == 0
     engine.dispose()
+
+
+_ENV = """
+from alembic import context
+from sqlalchemy import create_engine, pool
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=pool.NullPool)
+with engine.connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+_STEP = """
+from alembic import context, op
+from sqlalchemy import Column, Integer
+from headrace.outbox import migrate
+revision, down_revision = "{name}", {before!r}
+def upgrade():
+    migrate(op.get_bind(), table_prefix="{prefix}")
+    op.create_table("after_{name}", Column("id", Integer))
+    assert context.config.get_main_option("sqlalchemy.url")
+"""
+
+
+def test_a_migration_of_the_applications_own_makes_the_tables(database: URL, tmp_path: Path) -> None:
+    """Alembic runs ours inside of the application's run, and goes on with the application's."""
+    versions = tmp_path / "migrations" / "versions"
+    versions.mkdir(parents=True)
+    (tmp_path / "migrations" / "env.py").write_text(_ENV)
+    (versions / "a.py").write_text(_STEP.format(name="a", before=None, prefix="first_"))
+    (versions / "b.py").write_text(_STEP.format(name="b", before="a", prefix="second_"))
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path / "migrations"))
+    config.set_main_option("sqlalchemy.url", database.render_as_string(hide_password=False).replace("%", "%%"))
+    engine = engine_for(database)
+    try:
+        command.upgrade(config, "head")
+        tables = set(inspect(engine).get_table_names())
+        assert {"after_a", "after_b", "first_messages", "second_messages", "alembic_version"} <= tables
+        assert schema_version(database, table_prefix="second_") == NEWEST
+    finally:
+        for prefix in ("first_", "second_"):
+            migrate(database, to="base", table_prefix=prefix)
+        with engine.begin() as db:
+            for table in ("after_a", "after_b", "alembic_version"):
+                db.execute(text(f"DROP TABLE {table}"))
+        engine.dispose()
 
 
 def test_what_is_no_outbox_database_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import URL, Engine, event, text
+from sqlalchemy import URL, Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from tests.outbox.setting import count, rows
@@ -25,6 +26,9 @@ from headrace.outbox.messages import load_headers
 from headrace.testing.conformance.log_setting import eventually, read_all
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mariadb": "mysql+aiomysql"}
+
+
+ORDERS = Outbox().producer("orders")
 
 
 class Base(DeclarativeBase):
@@ -219,6 +223,59 @@ def test_row_locks_come_before_ids(orders: Engine) -> None:
         early.commit()
 
     assert [row["message"] for row in rows(orders)] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("where", ["core", "session", "commit"])
+def test_a_connection_that_is_lost_is_the_databases_own_error(engine: Engine, where: str) -> None:
+    """An engine that has published rolls back a lost connection as any other does, and the first error is raised."""
+    with engine.begin() as connection:
+        ORDERS.publish(connection, b"before")
+    with pytest.raises((DBAPIError, LostHere)):
+        lose_while_publishing(engine, where)
+    with Session(engine) as session:
+        ORDERS.publish(session, b"after")
+        session.commit()
+    assert [row["message"] for row in rows(engine)] == [b"before", b"after"]
+
+
+def lose_while_publishing(engine: Engine, where: str) -> None:
+    """Lose the connection of a transaction that has published, and use it once more."""
+    if where == "core":
+        with engine.begin() as connection:
+            ORDERS.publish(connection, b"lost")
+            lose(connection)
+            ORDERS.publish(connection, b"lost")
+    with Session(engine) as session, session.begin():
+        ORDERS.publish(session, b"lost")
+        lose(session.connection())
+        if where == "session":
+            session.execute(text("SELECT 1"))
+
+
+class LostHere(Exception):
+    """SQLite has no server whose connections could be ended."""
+
+
+def lose(connection: Connection) -> None:
+    """End a connection at its server; on SQLite, do what SQLAlchemy does when it finds one lost."""
+    kill = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}", "mariadb": "KILL {}"}
+    me = {"postgresql": "SELECT pg_backend_pid()"}.get(connection.dialect.name, "SELECT CONNECTION_ID()")
+    if connection.dialect.name == "sqlite":
+        connection.invalidate()
+        raise LostHere
+    number = connection.execute(text(me)).scalar_one()
+    with connection.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as other:
+        other.execute(text(kill[connection.dialect.name].format(number)))
+
+
+def test_a_session_that_has_not_begun_says_so(engine: Engine) -> None:
+    """Without autobegin there is no transaction yet: SQLAlchemy's own error says what to do."""
+    with Session(engine, autobegin=False) as session:
+        with pytest.raises(InvalidRequestError, match="Autobegin is disabled"):
+            ORDERS.publish(session, b"1")
+        with session.begin():
+            ORDERS.publish(session, b"2")
+    assert [row["message"] for row in rows(engine)] == [b"2"]
 
 
 def test_a_scoped_session_is_a_session(engine: Engine) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from tests.projection.test_projections import mariadb_database, postgres_database
 
 from headrace.projection import Projection, Target, open_target
+from headrace.projection.delivery import to_the_end
 from headrace.projection.sql_target import SqlTarget
 from headrace.services import RunningService
 from headrace.store import Store, open_store
@@ -131,3 +134,29 @@ class TestOnMariadb(InADatabase):
     @pytest.fixture
     def engine(self, mariadb_engine: Engine) -> Engine:
         return mariadb_engine
+
+
+async def test_a_handler_in_a_thread_is_waited_for_however_often_its_worker_is_cancelled() -> None:
+    """A second cancellation, as of a time-out around a shutdown, leaves no thread running on and no error unheard."""
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handle() -> None:
+        started.set()
+        go_on.wait(20)
+        ended.set()
+        raise ValueError("nobody is there to hear it")
+
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    work = asyncio.ensure_future(to_the_end(handle))
+    await asyncio.to_thread(started.wait, 20)
+    for _ in range(3):
+        work.cancel()
+        await asyncio.wait([work], timeout=0.02)
+    assert not work.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert ended.is_set()
+    gc.collect()
+    assert unheard == []

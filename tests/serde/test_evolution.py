@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from headrace.errors import IncompatibleSchema, NotDecodable
+from headrace.errors import BadSchema, IncompatibleSchema, NotDecodable
 from headrace.serde import (
     AvroField,
     Codec,
@@ -299,3 +299,51 @@ def test_a_fixed_decimal_is_read_under_another_name() -> None:
         for new in (fixed("B"), ["null", fixed("B")]):
             reader = GenericCodec(Schema(new))
             assert reader.decode(writer.encode(Decimal("1.25")), written_as=writer.schema) == Decimal("1.25")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ({"type": "bytes", "logicalType": "decimal"}, b"\x01"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 0}, b"\x01"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 5}, b"\x01"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": -1}, b"\x01"),
+        ({"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 3}, b"\x01"),
+        ({"type": "fixed", "name": "F", "size": 0, "logicalType": "decimal", "precision": 1}, b""),
+        ({"type": "fixed", "name": "F", "size": 2, "logicalType": "uuid"}, b"\x01\x02"),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, 7),
+        ({"type": "string", "logicalType": "date"}, "7"),
+    ],
+    ids=str,
+)
+def test_a_logical_type_that_is_not_valid_is_ignored(kind: dict[str, Any], value: object) -> None:
+    """Avro says so, and Java does so: a topic whose schema has one can be read, as the type below it."""
+    codec = GenericCodec(Schema({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]}))
+    assert codec.decode(codec.encode({"a": value}))["a"] == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        (["null", "long"], 5),
+        (["long", "null"], None),
+        (["null", "string", {"type": "map", "values": "long"}], {"a": 1}),
+        (["null", {"type": "enum", "name": "E", "symbols": ["X"]}], "X"),
+    ],
+    ids=str,
+)
+def test_a_default_may_belong_to_any_branch_of_its_union(kind: list[Any], default: object) -> None:
+    """Since Avro 1.9 it need not be of the first one; schemas that Java programs register are read."""
+    written = Schema({"type": "record", "name": "R", "fields": []})
+    reader = GenericCodec(
+        Schema({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind, "default": default}]})
+    )
+    found = reader.decode(b"", written_as=written)
+    assert found["a"] == default
+    assert reader.decode(reader.encode(found))["a"] == default
+
+
+def test_a_default_that_fits_no_branch_is_refused() -> None:
+    """The error is about the first branch."""
+    with pytest.raises(BadSchema, match="it must be null"):
+        Schema({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "long"], "default": "x"}]})

@@ -8,6 +8,7 @@ from tests.suites.journal_economy import Economy
 from tests.suites.journal_growth import Growth
 from tests.suites.journal_holds import Holds
 from tests.suites.journal_limits import Limits
+from tests.suites.journal_made_again import TopicsMadeAgain
 from tests.suites.journal_quarantine import Quarantine
 from tests.suites.journal_retention import KeptRecords
 from tests.suites.journal_rivals import Rivals
@@ -22,6 +23,7 @@ class JournalConformance(
     Clients,
     Economy,
     Growth,
+    TopicsMadeAgain,
     KeptRecords,
     Quarantine,
     Rivals,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 from tests.suites.journal_faults import UncertainLog, WatchedLog
@@ -119,6 +120,19 @@ class AppendIds(JournalSetting):
         for _ in range(2):
             assert await numbers(journal, "k") == []
             await replicate(log, store, topic)
+        assert len(await actions_of(log, topic, Append)) == 1
+
+    async def test_metadata_of_an_append_with_an_id_may_have_any_keys(
+        self, log: Log, topic: str, journal: Journal
+    ) -> None:
+        """Keys that JSON writes as text are taken as without an id, and tell appends apart."""
+        given = {2: {uuid.UUID(int=1): 1}, 1: None}
+        for _ in range(2):
+            await journal.append("k", [Event(1, {1: "x"})], append_id="x", metadata=given, payload_metadata=given)
+        with pytest.raises(AppendIdReused):
+            await journal.append("k", [Event(1, {1: "x"})], append_id="x", metadata=given, payload_metadata={2: 1})
+        (event,) = await read(journal, "k")
+        assert event.metadata == event.payload_metadata == {"2": {str(uuid.UUID(int=1)): 1}, "1": None}
         assert len(await actions_of(log, topic, Append)) == 1
 
     async def test_another_journal_does_not_know_an_append_id_and_doubles_nothing(

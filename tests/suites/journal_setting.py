@@ -111,7 +111,9 @@ async def replicate(
         end = bounds.end if up_to is None else min(bounds.end, up_to + 1)
         if end > start:
             async for found in log.read(at, start, end, max_records=batch):
-                await replicate_batch(target, layout, at, found.records, up_to=found.next_offset - 1, views=views)
+                last = found.next_offset - 1
+                if (await replicate_batch(target, layout, at, found.records, up_to=last, views=views)).offset < last:
+                    break  # it waits at a boundary: the rest is given again by the next call
 
 
 class LaggingStore:

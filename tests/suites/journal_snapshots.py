@@ -84,6 +84,25 @@ class SnapshotRing(JournalSetting):
         found = [await journal.snapshots.load("k", max_seq_nr=n) for n in range(1, 6)]
         assert [snapshot.payload if snapshot else None for snapshot in found] == [None, None, 3, 4, "again"]
 
+    async def test_an_older_one_takes_the_place_of_no_newer_one(
+        self, store: Store, topic: str, journal: Journal
+    ) -> None:
+        """R22: the newest three are left, in whatever order they were saved, and no more rows than that."""
+        await journal.append("k", [Event(n) for n in range(1, 41)])
+        for n in (20, 5, 30, 10, 40, 1, 30):
+            await journal.snapshots.save("k", n, n)
+        assert sorted(row.seq_nr for row in await store.snapshots.load(topic, "k")) == [20, 30, 40]
+
+    async def test_processes_that_save_at_once_lose_no_snapshot(self, log: Log, store: Store, topic: str) -> None:
+        """R22: what was saved is there, whoever saved an older state at the same time; its events may be gone."""
+        ours, theirs = (Journal(log, store, topic, cache=None) for _ in range(2))
+        for round_ in range(6):
+            await ours.append("k", [Event(10 * round_ + n) for n in range(1, 11)])
+            last = 10 * round_ + 10
+            await asyncio.gather(ours.snapshots.save("k", last, last), theirs.snapshots.save("k", last - 1, last - 1))
+            found = [await ours.snapshots.load("k", max_seq_nr=n) for n in (last, last - 1)]
+            assert [snapshot.seq_nr if snapshot else None for snapshot in found] == [last, last - 1]
+
     async def test_a_deleted_snapshot_can_be_saved_again(self, journal: Journal) -> None:
         """R22: deleting and saving in the same state of the journal loses nothing."""
         await journal.append("k", [Event(1), Event(2)])

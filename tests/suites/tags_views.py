@@ -15,7 +15,7 @@ from tests.suites.tags_setting import Scene, TagSetting, ids, numbers_of
 from headrace.errors import TagGap, TagsInUse, TagViewsLost
 from headrace.journal import grow_topic, replicate_batch
 from headrace.journal.quarantine import pass_verdict
-from headrace.model import NewRecord, Record, TopicPartition
+from headrace.model import NewRecord, Record, TopicPartition, partition_of
 from headrace.protocol.actions import Append, Delete, Purge
 from headrace.protocol.headers import encode_action
 from headrace.store import Place, Store, TagNumber, TagRow
@@ -249,6 +249,33 @@ class TagViewConformance(TagSetting):
         await scene.again().replicate()
         await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", f"{scene.tag}-secret")
         assert [(e.number, e.payload) for e in await scene.read("secret")] == [(1, None), (2, None), (3, "a:3")]
+
+    @pytest.mark.parametrize("is_idle", [False, True], ids=["replicated in between", "all at once"])
+    async def test_a_journal_that_comes_back_to_a_partition_is_counted_on(self, scene: Scene, is_idle: bool) -> None:
+        """X7, E12: a process that applied the partition all the time knows its old numbers, which are not the last."""
+
+        def partitions_of(id_: str) -> list[int]:
+            return [partition_of(id_.encode(), partitions) for partitions in (4, 6, 8)]
+
+        back = [id_ for n in range(200) if (at := partitions_of(id_ := f"p{n}"))[0] == at[2] != at[1]][:4]
+        assert len(back) == 4
+        await scene.replicate()
+        for number in range(1, 10):
+            for id_ in back:
+                await scene.append(id_, number)
+            if number % 3 != 0 and not is_idle:
+                await scene.replicate()
+            if number in (3, 6):
+                await grow_topic(
+                    scene.log, scene.store.settings, scene.topic, partitions=4 + 2 * number // 3, lease_s=0
+                )
+        follower = scene.again().follow()
+        seen = await follower.next(9 * len(back))
+        await follower.stop()
+        for _ in range(3):
+            await scene.replicate()
+        for found in (seen, await scene.read(), await scene.again().read()):
+            assert {id_: numbers_of(found, id_) for id_ in back} == {id_: list(range(1, 10)) for id_ in back}
 
     async def test_a_topic_that_grows_keeps_the_order_of_every_pid(self, scene: Scene) -> None:
         """T34: new partitions, and keys that move, also between old ones; live, replicated late and read again."""

@@ -16,6 +16,7 @@ from headrace.errors import (
     BadArgument,
     HeadraceError,
     JournalHeld,
+    OffsetOutOfRange,
     OperationFailed,
     ReadAgain,
     RecordsLost,
@@ -39,6 +40,7 @@ from headrace.protocol import (
     Delete,
     Effect,
     Entry,
+    Layout,
     PayloadFormat,
     Purge,
     Step,
@@ -209,7 +211,9 @@ def _digest_of(events: Sequence[Event], options: AppendOptions) -> str:
             payload = _canonical_json(msgspec.json.decode(payload))
         parts.append((event.seq_nr, event.tags, event.payload_type, payload))
     if options.metadata is not None or options.payload_metadata is not None:
-        parts.append((_canonical_json(options.metadata), _canonical_json(options.payload_metadata)))
+        given = (options.metadata, options.payload_metadata)
+        # Decoded first: only there are all keys text, which can be put in order.
+        parts.append(tuple(_canonical_json(msgspec.json.decode(encode_json(each))) for each in given))
     return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()
 
 
@@ -256,9 +260,10 @@ class JournalWriter:
         if routed is None:
             routed = await self._find_route(id_)
         self._topology.check_unclaimed("append")
+        before = routed.end.offset
         (position,) = await self._log.append([append.record(routed.route.at, id_)])
-        if time.monotonic() > routed.safe_until_s:
-            return await self.settle_late(id_, append, routed, position)
+        if not routed.end.rises(before, position.offset) or time.monotonic() > routed.safe_until_s:
+            return await self.settle_late(id_, append, routed, position, before)
         self.remember(id_, append.last)
         return position
 
@@ -267,7 +272,8 @@ class JournalWriter:
 
         None if the append must go the general way: its events are not plain binary ones, or something has to be looked
         at or waited for first. It is the record that `new_append` and `NewAppend.record` make. The caller writes it in
-        the same turn of the event loop, then calls `settle_late` if the route is no longer safe, else `remember`.
+        the same turn of the event loop, then calls `settle_late` if the route is no longer safe or the partition's end
+        has not risen, else `remember`.
         """
         first = events[0].seq_nr
         if self._waiting or first <= self._written.get(id_, 0) or self._topology.is_claimed:
@@ -280,9 +286,14 @@ class JournalWriter:
         headers = append_headers(first, events[-1].seq_nr, "binary", origin, None)
         return NewRecord(at.topic, id_.encode(), value, headers, at.partition), routed
 
-    async def settle_late(self, id_: str, append: NewAppend, routed: Routed, position: Position) -> Position:
-        """Return where an append counts that was acknowledged when its route was no longer safe."""
-        if await self._is_stray(id_, routed, position):
+    async def settle_late(
+        self, id_: str, append: NewAppend, routed: Routed, position: Position, before: int
+    ) -> Position:
+        """Return where an append counts that was acknowledged when its route was no longer safe.
+
+        `before` was the end of its partition before it was written.
+        """
+        if await self._is_stray(id_, routed, position, before):
             return await self.append_checked(id_, append, expected=None)
         self.remember(id_, append.last)
         return position
@@ -293,21 +304,32 @@ class JournalWriter:
         while True:
             routed = await self._topology.find_route(id_)
             self._topology.check_unclaimed("delete" if isinstance(action, Delete) else "purge")
-            at = routed.route.at
+            at, before = routed.route.at, routed.end.offset
             (position,) = await self._log.append([NewRecord(at.topic, id_.encode(), None, headers, at.partition)])
-            if not await self._is_stray(id_, routed, position):
+            if not await self._is_stray(id_, routed, position, before):
                 return position
 
     async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
         """Read the journal's state before an append that may have to be tried again. Raises JournalHeld."""
         layout = await self._topology.layout(creates=True)
-        known = await self._reader.known(id_, layout)
+        known, end, is_same = await self._known_before(id_, layout)
+        if not is_same:
+            layout = await self._topology.refresh()
+            known, end, _ = await self._known_before(id_, layout)
         stored = known.stored
         if stored is not None and stored.held_from is not None:
             raise _held(id_, stored, stored.held_from)
-        bounds = await self._log.bounds(layout.route(id_))
-        since = Place(layout.generation, bounds.high_watermark)
-        return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
+        return AppendAttempt.of(layout.topic, id_, Place(layout.generation, end), known, append_id=append_id)
+
+    async def _known_before(self, id_: str, layout: Layout) -> tuple[KnownJournalState, int, bool]:
+        """Return what the store has of a journal, its partition's end, and False if that lies below what is known."""
+        at = layout.route(id_)
+        before = self._topology.end_of(at).offset
+        known = await self._reader.known(id_, layout)
+        end = (await self._log.bounds(at)).high_watermark
+        replicated = layout.of_topic(known.replicated.get(at))
+        is_beyond = replicated is not None and replicated.offset >= end
+        return known, end, self._topology.end_of(at).rises(before - 1, end - 1) and not is_beyond
 
     async def append_checked(self, id_: str, append: NewAppend, *, expected: int | None) -> Position:
         """Write events and check that they count. Raises WrongSeqNr, VoidAppend, JournalHeld."""
@@ -369,7 +391,7 @@ class JournalWriter:
         crash_point("append.written")
         try:
             landed = await self._outcome(attempt, position, expected, append.digest)
-        except (Unavailable, RecordsLost, JournalHeld) as error:
+        except (Unavailable, RecordsLost, OffsetOutOfRange, JournalHeld) as error:
             # The record is in the log, so the error must not mean "nothing was done". Behind a hold it may count later.
             what = f"checking the append to {attempt.id!r}"
             raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
@@ -385,9 +407,9 @@ class JournalWriter:
         finally:
             self._waiting -= 1
 
-    async def _is_stray(self, id_: str, routed: Routed, position: Position) -> bool:
+    async def _is_stray(self, id_: str, routed: Routed, position: Position, before: int) -> bool:
         try:
-            return await self._topology.is_stray(id_, routed, position.offset)
+            return await self._topology.is_stray(id_, routed, position.offset, before=before)
         except Unavailable as error:  # the record is in the log, so the error must not mean "nothing was done"
             raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
 
@@ -398,8 +420,9 @@ class JournalWriter:
             record = append.record(
                 routed.route.at, attempt.id, expected=expected, append_id=attempt.append_id, since=attempt.since
             )
+            before = routed.end.offset
             (position,) = await self._log.append([record])
-            if not await self._is_stray(attempt.id, routed, position):
+            if not await self._is_stray(attempt.id, routed, position, before):
                 return position
 
     async def _refuse_known(self, id_: str, first: int) -> None:

@@ -141,13 +141,14 @@ class Journal:
             plain = self._writer.plain_record(id_, given, self._origin)
             if plain is not None:
                 record, routed = plain
+                before = routed.end.offset
                 try:
                     (position,) = await self._log.append([record])
-                    if monotonic() <= routed.safe_until_s:
+                    if routed.end.rises(before, position.offset) and monotonic() <= routed.safe_until_s:
                         self._writer.remember(id_, given[-1].seq_nr)
                     else:
                         new = new_append(given, AppendOptions(origin=self._origin))
-                        position = await self._writer.settle_late(id_, new, routed, position)
+                        position = await self._writer.settle_late(id_, new, routed, position, before)
                     return WrittenPosition.at(position, self._topology.topic_id)
                 finally:
                     self._operations.end("append", id_, perf_counter() - started_s)

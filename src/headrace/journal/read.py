@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from itertools import dropwhile, islice
 
-from headrace.errors import IntegrityBroken, ReadAgain, RecordsLost
+from headrace.errors import IntegrityBroken, OffsetOutOfRange, ReadAgain, RecordsLost
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.marks import Barrier
 from headrace.journal.metrics import Operation
@@ -111,7 +111,10 @@ class JournalReader:
         self, id_: str, layout: Layout, operation: Operation | None, first: int | None, *, scan: bool
     ) -> View | None:
         """Try once to return a view; None if the store has moved on meanwhile."""
-        asking = asyncio.ensure_future(self._barrier.place(layout.route(id_), id_))
+        at = layout.route(id_)
+        end = self._topology.end_of(at)
+        before = end.offset
+        asking = asyncio.ensure_future(self._barrier.place(at, id_))
         try:
             known = await (self.known(id_, layout) if first is None else self._known_with_rows(id_, layout, first))
         except BaseException:
@@ -120,8 +123,14 @@ class JournalReader:
         _lap(operation, "store")
         barrier = await asking
         _lap(operation, "barrier")
+        if not end.rises(before - 1, barrier):
+            return None  # the topic was created again
         try:
             windows = await self.windows(id_, layout, known, barrier, scan=scan)
+        except OffsetOutOfRange:
+            if (await self._topology.refresh()).topic_id != layout.topic_id:
+                return None
+            raise
         except RecordsLost:
             if await self._has_moved(known):  # what left the log was in the store before
                 return None

@@ -83,8 +83,13 @@ class ManyReads:
 
     async def _pass(self, layout: Layout, at: TopicPartition, ids: Sequence[str]) -> _Pass | None:
         """Read the head of a partition once; None if these journals have to be read one by one."""
+        end = self._topology.end_of(at)
+        before = end.offset
         replicated = await self._store.replicated(at)
         barrier = await self._barrier.place(at, ids[0])
+        if not end.rises(before - 1, barrier):
+            self._topology.doubt()
+            return None  # the topic was created again
         generation, after = layout.first_generation(at.partition), -1
         if replicated is not None and replicated.generation >= generation:
             generation, after = replicated.generation, replicated.offset

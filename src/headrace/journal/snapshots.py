@@ -22,7 +22,7 @@ from headrace.protocol import (
     pointer_of,
 )
 from headrace.runtime import SYSTEM_CLOCK
-from headrace.store import JournalMeta, Place, SnapshotRow, Snapshots
+from headrace.store import Place, SnapshotRow, Snapshots
 
 __all__ = ["JournalSnapshots", "Snapshot"]
 
@@ -50,15 +50,17 @@ class JournalSnapshots:
         self._is_read_only = read_only
 
     async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
-        """Save the state as of a seq_nr that the journal has reached. If all slots are full, the oldest snapshot goes.
+        """Save the state as of a seq_nr that the journal has reached. If there are more than are kept, the oldest goes.
 
-        Its time is now, or `timestamp_ms` if that is given.
+        That is this one if all that are kept have higher numbers. Its time is now, or `timestamp_ms` if that is given.
         """
         self._check_writable("save a snapshot")
         id_, seq_nr = check_id(id_), check_seq_nr("seq_nr", seq_nr)
         (encoded,) = encode_events([Event(seq_nr, payload)])
         check_size("payload", len(encoded.payload or b""), MAX_VALUE_BYTES)
         saved_ms = SYSTEM_CLOCK.now_ms() if timestamp_ms is None else check_timestamp("timestamp_ms", timestamp_ms)
+        # Before the barrier, so that it lies above every snapshot and every removal that the slots show.
+        rows = await self._snapshots.load(self._reader.topic, id_)
         try:
             view = await self._reader.view(id_)
         except UnknownTopic as error:  # nothing was written to the topic yet
@@ -69,9 +71,12 @@ class JournalSnapshots:
         # It covers everything up to the barrier. The journal's own place would not do: a slot that was deleted at a
         # place stays deleted at that place, and nothing could be saved again until the next event.
         place = max(meta.place, view.barrier)
-        rows = await self._snapshots.load(self._reader.topic, id_)
+        mine = sorted((row for row in rows if row.record_id == meta.record_id), key=lambda row: row.seq_nr)
+        others = [row for row in mine if row.seq_nr != seq_nr]
+        if sum(row.seq_nr > seq_nr for row in others) >= self._kept:
+            return
         row = SnapshotRow(
-            slot=_slot(rows, self._kept, seq_nr, meta),
+            slot=_slot(mine, self._kept, seq_nr),
             seq_nr=seq_nr,
             generation=place.generation,
             offset=place.offset,
@@ -81,6 +86,8 @@ class JournalSnapshots:
             payload=encoded.payload,
         )
         await self._snapshots.save(self._reader.topic, id_, row)
+        for old in others[: max(0, len(others) + 1 - self._kept)]:
+            await self._snapshots.delete(self._reader.topic, id_, old.slot, at=Place(old.generation, old.offset))
 
     async def load(
         self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None
@@ -129,13 +136,19 @@ class JournalSnapshots:
         return [row for row in rows if row.record_id == view.meta.record_id]
 
 
-def _slot(rows: Sequence[SnapshotRow], kept: int, seq_nr: int, meta: JournalMeta) -> int:
-    """Return the slot of a new snapshot: that of the same number, an empty one, an old incarnation's, or the oldest."""
-    by_slot = {row.slot: row for row in rows if row.slot < kept}
-    for slot, row in by_slot.items():
-        if row.seq_nr == seq_nr and row.record_id == meta.record_id:
-            return slot
-    for slot in range(kept):
-        if slot not in by_slot or by_slot[slot].record_id != meta.record_id:
-            return slot
-    return min(by_slot, key=lambda slot: by_slot[slot].seq_nr)
+_SPARE = 11
+
+
+def _slot(mine: Sequence[SnapshotRow], kept: int, seq_nr: int) -> int:
+    """Return the slot of a new snapshot: that of the same number, or one that holds none of the newest.
+
+    Two processes that save at the same time see the same slots. There are some more than are kept, and the number
+    chooses among those, so that the two do not write to one slot: the newer snapshot could be lost, whose events may
+    be deleted by then.
+    """
+    for row in mine:
+        if row.seq_nr == seq_nr:
+            return row.slot
+    taken = {row.slot for row in mine[-kept:]}
+    free = [slot for slot in range(kept + _SPARE) if slot not in taken]
+    return free[seq_nr % len(free)]

@@ -23,7 +23,7 @@ from headrace.observe import get_logger
 from headrace.protocol import Layout, layout_key
 from headrace.store import SharedSettings
 
-__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key", "longest_lease_s"]
+__all__ = ["JOURNAL_TOPIC", "LEASE_S", "PartitionEnd", "Route", "Routed", "Topology", "layout_key", "longest_lease_s"]
 
 LEASE_S = 5.0
 
@@ -44,11 +44,32 @@ class Route(NamedTuple):
     generation: int
 
 
+class PartitionEnd:
+    """The highest offset of a partition that this client knows.
+
+    An offset that is answered later is higher. If it is not, the topic was deleted and created again, which a client
+    would otherwise notice a lease later: it would route by the partitions of the old topic, and take offsets of the new
+    one for replicated ones.
+    """
+
+    __slots__ = ("offset",)
+
+    def __init__(self) -> None:
+        self.offset = -1
+
+    def rises(self, before: int, offset: int) -> bool:
+        """Note an offset; return False if it is not above `before`, which was the end when it was asked for."""
+        if offset > self.offset:
+            self.offset = offset
+        return offset > before
+
+
 class Routed(NamedTuple):
-    """A route, and the time until which no boundary can have been written in its partition."""
+    """A route, the time until which no boundary can have been written in its partition, and that partition's end."""
 
     route: Route
     safe_until_s: float
+    end: PartitionEnd
 
 
 def lease_key(topic: str) -> str:
@@ -88,6 +109,7 @@ class Topology:
         self._layout: Layout | None = None
         self._trusted_until_s = 0.0
         self._routes: dict[str, Routed] = {}  # for the layout and the lease that we have
+        self._ends: dict[int, PartitionEnd] = {}  # for the topic that we have
         self._reading = asyncio.Lock()
         self._is_warned = False
         self._is_writer = False
@@ -127,6 +149,8 @@ class Topology:
             if (known := self._fresh()) is not None:
                 return known
             layout, trusted_until_s = await self._load_or_go_on(creates=creates)
+            if layout.topic_id != self.topic_id:
+                self._ends = {}
             self._layout, self._trusted_until_s = layout, trusted_until_s
             self._routes = {}
             return layout
@@ -185,8 +209,20 @@ class Topology:
 
     async def refresh(self) -> Layout:
         """Read the layout again now."""
-        self._trusted_until_s = 0.0
+        self.doubt()
         return await self.layout()
+
+    def doubt(self) -> None:
+        """Trust nothing that is known: the topic may have grown, or may be another one of the same name."""
+        self._trusted_until_s = 0.0
+        self._ends = {}
+
+    def end_of(self, at: TopicPartition) -> PartitionEnd:
+        """Return what is known of a partition's end."""
+        end = self._ends.get(at.partition)
+        if end is None:
+            end = self._ends[at.partition] = PartitionEnd()
+        return end
 
     def _fresh(self) -> Layout | None:
         return self._layout if time.monotonic() <= self._trusted_until_s else None
@@ -205,7 +241,7 @@ class Topology:
         if routed is None:
             if len(self._routes) >= _ROUTES_KEPT:
                 self._routes.clear()
-            routed = self._routes[id_] = Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
+            routed = self._routes[id_] = self._route_of(id_, layout)
         return routed
 
     async def find_route(self, id_: str) -> Routed:
@@ -214,19 +250,28 @@ class Topology:
             self._is_writer = True
             self._trusted_until_s = 0.0  # a layout is trusted for writing if the lease was stored before the read
         layout = await self.grown(creates=True)
-        return Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
+        return self._route_of(id_, layout)
 
-    async def is_stray(self, id_: str, routed: Routed, offset: int) -> bool:
-        """Return True if an acknowledged record lies behind a boundary that moved its key: it does not count there.
+    def _route_of(self, id_: str, layout: Layout) -> Routed:
+        at = layout.route(id_)
+        return Routed(Route(at, layout.generation), self._trusted_until_s, self.end_of(at))
 
-        That happens if the write took longer than the lease. Waits while the topic is growing.
+    async def is_stray(self, id_: str, routed: Routed, offset: int, *, before: int = -1) -> bool:
+        """Return True if an acknowledged record does not count where it is.
+
+        It lies behind a boundary that moved its key if the write took longer than the lease, or in a topic that was
+        created again with other partitions. `before` is the partition's end that was known before the write. Waits
+        while the topic is growing.
         """
-        if time.monotonic() <= routed.safe_until_s:
+        is_in_new_topic = not routed.end.rises(before, offset)
+        if is_in_new_topic:
+            self.doubt()
+        elif time.monotonic() <= routed.safe_until_s:
             return False
         layout = await self.grown()
         at, generation = routed.route
-        if layout.first_generation(at.partition) > generation:  # the topic was deleted, so it can't be known
-            return False
+        if layout.first_generation(at.partition) > generation:  # created again; where the record is may be unknown
+            return is_in_new_topic and layout.route(id_) != at
         return not any(
             stay.at == at and stay.start <= offset and (stay.end is None or offset < stay.end)
             for stay in layout.stays(id_)

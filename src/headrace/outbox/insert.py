@@ -170,7 +170,8 @@ def _committing(connection: Connection) -> None:
 
 
 def _rolling_back(connection: Connection) -> None:
-    connection.info.pop(_PUBLISHED, None)
+    if not connection.invalidated:  # a connection that was lost has no `info`, and asking for it ends the rollback
+        connection.info.pop(_PUBLISHED, None)
 
 
 def _returned(_connection: Any, entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - the driver's own

@@ -88,9 +88,26 @@ def _run(connection: Connection, to: str, table_prefix: str) -> None:
     config.attributes["connection"] = connection
     config.attributes["table_prefix"] = table_prefix
     try:
-        (command.downgrade if to == "base" else command.upgrade)(config, to)
+        with _inside_of_another():
+            (command.downgrade if to == "base" else command.upgrade)(config, to)
     except CommandError as error:
         raise IncompatibleData(f"the outbox in {connection.engine.url.render_as_string()}", str(error), to) from error
+
+
+@contextmanager
+def _inside_of_another() -> Iterator[None]:
+    """Give `alembic.context` and `alembic.op` back to the application's migration that calls us, if one does.
+
+    They are modules that stand for one run at a time, and the end of a run empties them.
+    """
+    from alembic import context, op
+
+    outer = [proxy for module in (context, op) if (proxy := getattr(module, "_proxy", None)) is not None]
+    try:
+        yield
+    finally:
+        for proxy in outer:
+            proxy._install_proxy()  # noqa: SLF001 - Alembic has no other way
 
 
 def version_in(connection: Connection, table_prefix: str = DEFAULT_PREFIX) -> str | None:

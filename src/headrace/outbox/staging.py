@@ -105,6 +105,8 @@ def _connection(session: Session, messages: Sequence[EncodedMessage]) -> Connect
     except (PendingRollbackError, UnboundExecutionError):
         raise
     except InvalidRequestError as error:
+        if not session.in_transaction():
+            raise  # nothing was begun, so nothing is too late: as with autobegin=False
         raise PublishedTooLate(messages[0].topic, len(messages), str(error)) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -87,7 +87,9 @@ async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        while not work.done():  # a second cancellation must not leave the thread running on
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
         if not work.cancelled() and work.exception() is None:  # retrieve the error; the cancellation is what counts
             raise StoppedAfter from None
         raise

@@ -69,7 +69,7 @@ class _Append(msgspec.Struct, frozen=True, rename={"payload_type": "payloadType"
     origin: str | msgspec.UnsetType | None = msgspec.UNSET
     version: str | msgspec.UnsetType | None = msgspec.UNSET
     payload_type: str = "json"
-    metadata: _Metadata = _Metadata()
+    metadata: _Metadata | None = _Metadata()
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -319,7 +319,7 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         first=append.range.first,
         last=append.range.last,
         payload_format=append.payload_type,  # type: ignore[arg-type]
-        metadata=raw_json(append.metadata.data),
+        metadata=raw_json(append.metadata.data) if append.metadata is not None else None,
         **_by(append),
         expected=_number(headers, _EXPECTED),
         append_id=_decoded_text(headers.get(_APPEND_ID)),

@@ -91,7 +91,7 @@ class _JsonEvent(msgspec.Struct, frozen=True):
 
 class _JsonValue(msgspec.Struct, frozen=True):
     events: tuple[_JsonEvent, ...]
-    metadata: _Metadata = _Metadata()
+    metadata: _Metadata | None = _Metadata()
 
 
 _decode_json_value = msgspec.json.Decoder(_JsonValue).decode
@@ -205,7 +205,9 @@ def _metadata(value: AppendValue) -> _Metadata:
     return _Metadata(value.expire_after, data)
 
 
-def _value_of(events: tuple[Encoded, ...], metadata: _Metadata) -> AppendValue:
+def _value_of(events: tuple[Encoded, ...], metadata: _Metadata | None) -> AppendValue:
+    if metadata is None:
+        return AppendValue(events)
     data = raw_json(metadata.data)
     return AppendValue(events, metadata.expire_after, data if data is None else checked_json(data))
 
@@ -272,6 +274,8 @@ def _encoded(event: _JsonEvent) -> Encoded:
         return Encoded(event.seqNr, event.tags)
     raw = bytes(event.payload)
     if event.payloadType == "text":
+        if raw == b"null":
+            return Encoded(event.seqNr, event.tags)
         return Encoded(event.seqNr, event.tags, "text", _decode_text(raw).encode())
     if event.payloadType not in ("json", None, msgspec.UNSET):
         raise ValueError(f"unknown payloadType {event.payloadType!r}")

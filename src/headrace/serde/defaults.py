@@ -48,7 +48,7 @@ def datum_of_default(shape: Shape, default: Any) -> Any:  # noqa: ANN401
         case MapShape():
             return {key: datum_of_default(shape.values, each) for key, each in _expect(default, dict).items()}
         case UnionShape():
-            return _of_first_branch(shape, default)
+            return _of_branch(shape, default)
         case RecordShape():
             return _record(shape, _expect(default, dict))
 
@@ -87,10 +87,17 @@ def _check_type(kind: str, default: object) -> None:
         raise TypeError(f"it must be {kind}")
 
 
-def _of_first_branch(shape: UnionShape, default: Any) -> Any:  # noqa: ANN401
-    datum = datum_of_default(shape.branches[0], default)
-    named = isinstance(shape.branches[0], RecordShape | EnumShape | FixedShape)
-    return (branch_name(shape.branches[0]), datum) if named else datum
+def _of_branch(shape: UnionShape, default: Any) -> Any:  # noqa: ANN401
+    """Return the datum of the first branch that the default fits: Avro took only the first branch until 1.8."""
+    errors: list[Exception] = []
+    for branch in shape.branches:
+        try:
+            datum = datum_of_default(branch, default)
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            errors.append(error)
+        else:
+            return (branch_name(branch), datum) if isinstance(branch, RecordShape | EnumShape | FixedShape) else datum
+    raise errors[0]
 
 
 def _record(shape: RecordShape, default: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ from headrace.serde.shapes import (
     branch_name,
 )
 
-__all__ = ["LOGICAL_TYPES", "PRIMITIVES", "is_name", "json_of_shape", "shape_of_json"]
+__all__ = ["LOGICAL_TYPES", "PRIMITIVES", "is_name", "json_of_shape", "shape_of_json", "without_ignored"]
 
 
 def json_of_shape(shape: Shape) -> Any:  # noqa: ANN401
@@ -209,7 +210,7 @@ class _Parser:
         if not isinstance(size, int) or size < 0:
             raise BadSchema(where, f"the size of {name} is {size!r}")
         fixed = FixedShape(name, size, _aliases(raw, inner))
-        if raw.get("logicalType") == "decimal" and isinstance(raw.get("precision"), int):
+        if _is_fixed_decimal(raw):
             fixed.logical, fixed.precision, fixed.scale = "decimal", raw["precision"], raw.get("scale", 0)
         return self._declare(name, fixed, where)
 
@@ -234,10 +235,42 @@ def _primitive(kind: str, raw: Mapping[str, Any]) -> PrimitiveShape:
         return PrimitiveShape(kind)
     if logical != "decimal":
         return PrimitiveShape(kind, logical)
-    precision, scale = raw.get("precision"), raw.get("scale", 0)
-    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision:
+    if not _is_decimal(raw):
         return PrimitiveShape(kind)
-    return PrimitiveShape(kind, logical, precision, scale)
+    return PrimitiveShape(kind, logical, raw["precision"], raw.get("scale", 0))
+
+
+def _is_decimal(raw: Mapping[str, Any]) -> bool:
+    precision, scale = raw.get("precision"), raw.get("scale", 0)
+    return type(precision) is int and type(scale) is int and precision > 0 and 0 <= scale <= precision
+
+
+def _is_fixed_decimal(raw: Mapping[str, Any]) -> bool:
+    """Return True for a decimal whose digits the bytes can hold."""
+    is_decimal = raw.get("logicalType") == "decimal" and _is_decimal(raw)
+    return is_decimal and bool(raw["precision"] <= math.log10(2) * (8 * raw["size"] - 1))
+
+
+_PARTS = frozenset({"type", "items", "values", "fields"})
+
+
+def without_ignored(raw: Any) -> Any:  # noqa: ANN401
+    """Return a schema's JSON without the logical types that its shape ignores: the Avro reader would fail on some."""
+    if isinstance(raw, list):
+        return [without_ignored(each) for each in raw]
+    if not isinstance(raw, Mapping):
+        return raw
+    kept = {key: without_ignored(part) if key in _PARTS else part for key, part in raw.items()}
+    if "logicalType" in raw and not _is_logical(raw):
+        del kept["logicalType"]
+    return kept
+
+
+def _is_logical(raw: Mapping[str, Any]) -> bool:
+    kind = raw.get("type")
+    if kind == "fixed":
+        return _is_fixed_decimal(raw)
+    return isinstance(kind, str) and kind in PRIMITIVES and _primitive(kind, raw).logical is not None
 
 
 def _given(raw: Mapping[str, Any], key: str, where: str) -> Any:  # noqa: ANN401

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import BadSchema
 from headrace.serde.avro_library import prepared
 from headrace.serde.hints import HintKey, infer
-from headrace.serde.schema_json import PRIMITIVES, json_of_shape, shape_of_json
+from headrace.serde.schema_json import PRIMITIVES, json_of_shape, shape_of_json, without_ignored
 from headrace.serde.shapes import Shape, branch_name
 
 __all__ = ["Schema", "schema_of"]
@@ -45,7 +45,7 @@ class Schema:
     @cached_property
     def prepared(self) -> Any:  # noqa: ANN401
         """The schema in the form that the Avro reader and writer need."""
-        return prepared(json.loads(self.text))
+        return prepared(without_ignored(json.loads(self.text)))
 
     def __eq__(self, other: object) -> bool:
         return self.text == other.text if isinstance(other, Schema) else NotImplemented

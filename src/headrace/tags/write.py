@@ -1,9 +1,10 @@
 """Writing of views by tag for a batch: rows first, then the numbers, so that a replay repairs a crash in between.
 
 Replication calls the writer as its `Views`. A process keeps the numbers of the journals it saw as long as its batches
-follow one another; if the replicated offset is not where it left it, or a journal is further than that, it forgets
-them. Redacted events keep their rows, so that numbers have no gaps. Whether a store keeps views is a fact of the store:
-a process with other settings would leave events out of the views for good, and nothing would show it.
+follow one another in one generation; if the replicated offset is not where it left it, or a journal is further than
+that, it forgets them. Redacted events keep their rows, so that numbers have no gaps. Whether a store keeps views is a
+fact of the store: a process with other settings would leave events out of the views for good, and nothing would show
+it.
 """
 
 from __future__ import annotations
@@ -251,7 +252,9 @@ class TagWriter:
         await self._open()
         facts = check_use(await self._registry.read())
         facts, log_time_ms = await self._floors.log_time_ms(facts, layout, start)
-        if followed.end != start.offset or followed.facts is None or not _is_same_numbering(followed.facts, facts):
+        is_same_generation = followed.start.generation == start.generation
+        is_continued = followed.end == start.offset and is_same_generation and followed.facts is not None
+        if not is_continued or followed.facts is None or not _is_same_numbering(followed.facts, facts):
             followed.numbers.clear()
         self._facts = followed.facts = facts
         followed.start = Place(start.generation, start.offset)
@@ -281,7 +284,7 @@ class TagWriter:
         followed = self._followed.setdefault(at, _Followed())
         facts = followed.facts or await self._open()
         followed.end = -2  # until this batch is written
-        _forget_rivals(followed, folds)
+        _forget_counted_elsewhere(followed, folds)
         numbering = Numbering(at.topic, facts.topics[at.topic].number, self._registry.bucket, facts.fills)
         for pids in _slices(folds):
             await self._write_some(at.topic, pids, folds, numbering, followed)
@@ -320,13 +323,16 @@ class TagWriter:
         return self._facts
 
 
-def _forget_rivals(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
-    """Forget the numbers of pids that another process has raised before it died without moving the offset.
+def _forget_counted_elsewhere(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
+    """Forget the numbers of pids that may have been raised without this process.
 
-    Their records are not folded again, so this process would not notice that they were numbered.
+    Another process may have raised them and died without moving the offset: their records are not folded again. And a
+    pid that the topic's growth moved to another partition, and a later one back, was numbered there meanwhile.
     """
+    generation = followed.start.generation
     for pid, fold in folds.items():
-        if fold.stored is not None and fold.stored > followed.start:
+        is_raised = fold.stored is not None and fold.stored > followed.start
+        if is_raised or any(row.generation > generation for row in fold.tagged):
             followed.numbers.pop(pid, None)
 
 
