@@ -295,13 +295,18 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """End a head; one that is too large gets no further."""
+        """End a head; one that is too large, or names no host or two, gets no further."""
         self._is_in_head, self._is_in_body = False, True
         self._body_bytes = self._framing_bytes = 0
         self._stop_head_timer()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size, hosts = len(self.url), 0
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            hosts += name == b"host"
         if size > self._guards.max_header_bytes:
             self._refuse(431, "headers", "the request's headers are too large")
+        elif hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            self._refuse(400, "malformed", "a request of HTTP/1.1 has one header Host")
         if not self._is_refused:
             super().on_headers_complete()
 
