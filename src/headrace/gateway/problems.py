@@ -47,6 +47,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.NotFound: _Answer(404),
     errors.Unauthenticated: _Answer(401),
     errors.Forbidden: _Answer(403),
+    errors.OriginRefused: _Answer(403),
     errors.BodyTooLarge: _Answer(413, ("limit_bytes",)),
     errors.WrongMediaType: _Answer(415, ("offered",)),
     errors.UnknownTopic: _Answer(404, ("topic",)),
