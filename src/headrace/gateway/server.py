@@ -144,7 +144,8 @@ def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
     try:
         config.load()
     except (OSError, ValueError) as error:
-        raise KeysUnusable("gateway.tls", str(error)) from error
+        files = ", ".join(str(each) for each in (tls.certificate_location, tls.key_location, tls.ca_location) if each)
+        raise KeysUnusable("gateway.tls", f"{error} ({files})") from error  # the error itself names no file
     return config
 
 
