@@ -24,7 +24,9 @@ __all__ = ["PROBLEM_JSON", "HttpProblem", "problem_of", "problem_response"]
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = 1
 # Where clients of Confluent's schema registry ask: they show `message` and `error_code`, and nothing else.
-_REGISTRY_PATHS = (b"/subjects", b"/schemas", b"/compatibility", b"/config", b"/mode", b"/associations")
+_REGISTRY_PATHS = frozenset(
+    {b"subjects", b"schemas", b"compatibility", b"config", b"mode", b"contexts", b"associations"}
+)
 
 _logger = get_logger(__name__)
 
@@ -171,7 +173,7 @@ def problem_response(error: BaseException, request_id: str, path: bytes = b"") -
     """Return the response to an error of a request to a path; what the response leaves out is logged."""
     problem = problem_of(error)
     content = problem.to_json(request_id)
-    if path.startswith(_REGISTRY_PATHS):
+    if path.lstrip(b"/").partition(b"/")[0] in _REGISTRY_PATHS:
         content |= {"error_code": problem.status, "message": problem.detail}
     if problem.detail in _GENERAL.values() and problem.status >= 500:
         is_bug = problem.status == 500
