@@ -432,6 +432,14 @@ async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market
       () => balances.get(""), () => hr.journal("orders").pointer("."),
       () => hr.publish("accounts", "Deposit", { id: "\\ud800", amount: 1 }),
       () => hr.publish("accounts", "Deposit", { id: "x", amount: loop }),
+      ...[NaN, Infinity, -Infinity].flatMap((amount) => [
+        () => hr.publish("accounts", "Deposit", { id: "x", amount }),
+        () => hr.journal("orders").append("js-wrong", [{ payload: { amount } }]),
+      ]),
+      ...[null, undefined, {}, new Uint8Array(2), Symbol("x"), true].flatMap((key) => [
+        () => balances.put(key, { owner: "x", balance: 1 }),
+        () => balances.subscribe(key),
+      ]),
     ];
     for (const attempt of attempts) {
       try { await attempt(); refused.push(null); } catch (error) { refused.push(error.name); }
@@ -449,7 +457,25 @@ async def test_what_is_wrong_with_one_request_ends_that_one_alone(market: Market
     return [refused, value.value.data.balance];
     """
     found = await node_program.evaluate(code, market.gateway.url)
-    assert found == [["TypeError"] * 7 + ["RangeError"], 3]
+    assert found == [["TypeError"] * 25 + ["RangeError"], 3]
+
+
+async def test_a_proxy_whose_gateway_restarts_is_asked_again(node_program: NodeProgram) -> None:
+    """G8: a proxy answers 502 or 504 with a page of its own: a stream goes on, and a write may have happened."""
+    code = """
+    const text = new TextEncoder().encode('id: 1:1\\ndata: {"payload": 7}\\n\\n');
+    const page = (status) => new Response("<p>later</p>", { status });
+    const answers = [page(502), page(504), new Response(text), page(504)];
+    const hr = new globalThis.headrace.GatewayClient("http://localhost:1", {
+      backoff: { firstMs: 1, limitMs: 5 }, fetch: async () => answers.shift(),
+    });
+    for await (const event of hr.events(["x"])) {
+      try { await hr.journal("orders").append("a", [{ payload: 1 }]); } catch (error) {
+        return [event.payload, error.status, error.isRetryable, error.outcomeKnown];
+      }
+    }
+    """
+    assert await node_program.evaluate(code, None) == [7, 504, True, False]
 
 
 async def test_a_token_of_a_file_may_end_with_a_line(market: Market, node_program: NodeProgram, tmp_path: Path) -> None:

@@ -390,6 +390,8 @@ async def test_a_token_of_a_file_may_end_with_a_line(market: Market, tmp_path: P
     assert "words" not in str(refused.value)
     with pytest.raises(BadArgument, match="url"):
         GatewayClient("localhost:8080")
+    with pytest.raises(BadArgument, match="url"):
+        GatewayClient(None)  # type: ignore[arg-type]
 
 
 async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
@@ -406,6 +408,78 @@ async def test_names_of_dots_lead_to_themselves(market: Market) -> None:
         for key in ("", "\ud800"):
             with pytest.raises(BadArgument):
                 await balances.get(key)
+
+
+async def test_a_request_that_can_not_mean_what_it_says_is_refused_here(market: Market) -> None:
+    """G11: what JSON, a path or a header lacks is BadArgument, is not sent, and never passes for something else."""
+    wrong: list[Any] = [float("nan"), float("inf"), object(), {1}, "\ud800"]
+    async with GatewayClient(market.gateway.url) as client:
+        balances, orders, purses = (
+            client.state("accounts", "balances"),
+            client.journal("orders"),
+            client.engine("purses"),
+        )
+        for value in wrong:
+            with pytest.raises(BadArgument, match="JSON"):
+                await balances.put("w", {"owner": "ann", "balance": value})
+            with pytest.raises(BadArgument, match="JSON"):
+                await orders.append("w", [{"payload": value}])
+            with pytest.raises(BadArgument, match="JSON"):
+                await purses.command("w", "Pay", {"coins": value})
+            with pytest.raises(BadArgument, match="JSON"):
+                await client.send("accounts", "Deposit", {"id": "w", "amount": value})
+        before = await balances.count()
+        keys: list[Any] = [b"w", bytearray(b"w"), None, {"w": 1}, {"w"}, True, ("w", float("nan"))]
+        for key in keys:
+            with pytest.raises(BadArgument, match="key"):
+                await balances.put(key, {"owner": "ann", "balance": 1})
+            with pytest.raises(BadArgument, match="key"):
+                await balances.delete(key)
+            with pytest.raises(BadArgument, match="key"):
+                balances.subscribe(key)
+        assert await balances.count() == before
+        ids: list[Any] = ["é", "a\nb", "", " a", 5, b"a"]
+        for id_ in ids:
+            with pytest.raises(BadArgument, match="idempotency_key"):
+                await orders.append("w", [{"payload": 1}], expected=0, idempotency_key=id_)
+            with pytest.raises(BadArgument, match="idempotency_key"):
+                await purses.command("w", "Pay", {"coins": 1}, idempotency_key=id_)
+            with pytest.raises(BadArgument, match="idempotency_key"):
+                await client.send("accounts", "Deposit", {"id": "w", "amount": 1}, idempotency_key=id_)
+        assert await orders.pointer("w") is None
+        assert await purses.get("w") is None
+
+
+async def test_a_text_is_one_tag_and_not_its_letters(market: Market) -> None:
+    """G11: a program that gives one tag as text gets the events of that tag."""
+    async with GatewayClient(market.gateway.url) as client, asyncio.timeout(20):
+        await client.journal("orders").append("one-tag", [{"payload": 1, "tags": ["rare"]}])
+        assert len((await client.event_page("rare"))["events"]) == 1
+        assert (await anext(client.events("rare")))["payload"] == 1
+
+
+async def test_a_proxy_whose_gateway_restarts_is_asked_again() -> None:
+    """G8: a proxy answers 502 or 504 with a page of its own: a stream goes on, and a write may have happened."""
+    page = b"HTTP/1.1 %d x\r\ncontent-type: text/html\r\ncontent-length: 12\r\nconnection: close\r\n\r\n<p>later</p>"
+    stream = b'HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nid: 1:1\ndata: {"payload": 7}\n\n'
+    answers = [page % 502, page % 504, stream, page % 504, page % 502]
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with GatewayClient(f"http://{host}:{port}", backoff=QUICK) as client, asyncio.timeout(20):
+        assert (await anext(client.events(["x"])))["payload"] == 7
+        with pytest.raises(GatewayUnavailable, match="504") as failed:
+            await client.journal("orders").append("a", [{"payload": 1}])
+        assert not failed.value.outcome_known
+        with pytest.raises(GatewayUnavailable, match="502"):
+            await client.keyspaces()
+    server.close()
 
 
 async def test_the_client_reads_the_vectors() -> None:

@@ -100,6 +100,26 @@ async def test_a_body_of_the_wrong_form_is_refused(client: Client) -> None:
     assert (await client.get(f"{PATH}/pointer")).status_code == 404
 
 
+NO_JSON = [
+    b'{"events": [{"payload": "\xed\xa0\x80"}]}',  # a surrogate, which UTF-8 does not have
+    b'{"events": [{"payload": {"\xff": 1}}]}',
+    b'{"events": [{"payload": "caf\xe9"}]}',  # Latin-1
+    b'{"events": [{"payload": "\\ud800"}]}',
+    b'{"events": [{"payload": NaN}]}',
+    b"\xff\xfe{\x00}\x00",
+    b"",
+]
+
+
+async def test_a_body_that_is_no_json_is_refused(client: Client) -> None:
+    """G1: bytes that are no UTF-8 are the caller's mistake, as any other text that is no JSON: 400, and not 500."""
+    for body in NO_JSON:
+        refused = await client.post(PATH, content=body, headers={"content-type": "application/json"})
+        assert refused.status_code == 400, (body, refused.text)
+        assert refused.json()["name"] == "body"
+    assert (await client.get(f"{PATH}/pointer")).status_code == 404
+
+
 async def test_any_id_has_a_path(client: Client) -> None:
     """An id may hold slashes, spaces, percent signs and any script: its segment is decoded alone."""
     for id_ in ("a/b", "ü 你", "100%", "a%2Fb", "a?b=c#d", "pointer", " "):

@@ -87,6 +87,36 @@ async def test_their_client_is_refused_in_its_own_numbers(theirs: Theirs) -> Non
     assert (await refusal(theirs.delete_subject, "orders-value"))[0] == 501
 
 
+async def test_what_this_registry_never_does_is_said_in_words(theirs: Theirs) -> None:
+    """V6: calls for modes, removed levels, GUIDs and metadata are refused with a message, and not with None."""
+    await call(theirs.register_schema, "orders-value", TheirSchema(ONE, "AVRO"))
+    assert await refusal(theirs.update_mode, "orders-value", "READONLY") == (501, 501)
+    assert await refusal(theirs.delete_mode, "orders-value") == (501, 501)
+    assert await refusal(theirs.update_global_mode, "IMPORT") == (501, 501)
+    assert await refusal(theirs.delete_config, "orders-value") == (501, 501)
+    assert await refusal(theirs.delete_config) == (501, 501)
+    assert await refusal(theirs.get_schema_by_guid, "00000000-0000-0000-0000-000000000001") == (404, 40403)
+    assert await refusal(theirs.get_latest_with_metadata, "orders-value", {"owner": "ann"}) == (404, 40402)
+    assert await refusal(theirs.get_associations_by_resource_name, "orders", "ns") == (404, 404)
+    assert await call(theirs.get_contexts) == ["."]
+
+
+async def test_nothing_is_listed_as_deleted(theirs: Theirs) -> None:
+    """V6: a client that looks for deleted subjects and versions, to remove them for good, finds none."""
+    await call(theirs.register_schema, "orders-value", TheirSchema(ONE, "AVRO"))
+    assert await call(theirs.get_subjects, deleted_only=True) == []
+    assert await call(theirs.get_versions, "orders-value", deleted_only=True) == []
+    assert await call(theirs.get_subjects, deleted=True) == ["orders-value"]
+    assert await call(theirs.get_versions, "orders-value", deleted=True) == [1]
+
+
+async def test_a_client_without_permission_reads_why(serve: Serve) -> None:
+    """V6, G10: what is refused before a route is asked has a message for the registry's clients, too."""
+    async with serve(grants={}, signatures={"secrets": {"k": "A" * 44}}) as gateway:
+        with SchemaRegistryClient({"url": gateway.url}) as client:
+            assert await refusal(client.get_versions, "orders-value") == (401, 401)
+
+
 async def test_their_serializer_and_deserializer_work(theirs: Theirs, hr: Headrace) -> None:
     """V6, V8: AvroSerializer registers at the gateway, AvroDeserializer reads; this library does the same."""
     data = await call(AvroSerializer(theirs, ONE), {"total": 7}, CONTEXT)

@@ -433,7 +433,10 @@ async def test_pages_of_other_origins_are_refused(new_client: NewClient) -> None
     client = new_client(origins=["https://shop.example"])
     evil, shop = {"origin": "https://evil.example"}, {"origin": "https://shop.example"}
     body = {"events": [{}]}
-    assert (await client.post(PATH, json=body, headers=evil)).status_code == 403
+    told = await client.post(PATH, json=body, headers=evil)
+    assert told.status_code == 403
+    assert "'https://evil.example', which is not one of gateway.origins" in told.json()["detail"]
+    assert "credentials" not in told.text  # others would not help
     assert (await client.post(PATH, json=body, headers={"origin": "null"})).status_code == 403
     allowed = await client.post(PATH, json=body, headers=shop)
     assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (201, "https://shop.example")
@@ -476,7 +479,11 @@ async def test_a_gateway_without_authentication_answers_to_names_of_this_machine
     assert (await client.get("/health/live", headers=twice)).status_code == 403
     named = new_client(hosts=["api.example"])
     assert (await named.get("/health/live", headers={"host": "API.example:443"})).status_code == 200
-    assert (await named.get("/health/live", headers={"host": "localhost"})).status_code == 403
+    refused = await named.get("/health/live", headers={"host": "localhost"})
+    assert (refused.status_code, refused.json()["detail"]) == (
+        403,
+        "Host is 'localhost', which is not one of gateway.hosts; if it may use this gateway, add it there",
+    )
 
 
 def test_other_machines_are_not_served_without_authentication(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -17,7 +18,7 @@ from headrace.app import Headrace
 from headrace.app.gateways import ConnectionParts
 from headrace.gateway import GatewayApp, ServedKeyspace
 from headrace.gateway.pushes import PUSHES
-from headrace.keyspace import KeyspaceClient
+from headrace.keyspace import CollectionEvent, KeyspaceClient
 from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually
 
@@ -42,6 +43,11 @@ class ScriptedChanges:
             if isinstance(change, Exception):
                 raise change
             yield change
+
+    async def collection(self, state: str, **options: Any) -> AsyncIterator[CollectionEvent]:
+        for number in itertools.count():
+            yield CollectionEvent("begin" if number == 0 else "reset", partitions=(0,))
+            await self.of("collection").get()
 
 
 class ScriptedSocket:
@@ -315,6 +321,28 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_no_error(
         await socket.task
     assert not caplog.records
     assert socket.codes == []
+
+
+async def test_a_client_that_leaves_in_a_snapshot_is_no_error(
+    hr: Headrace, script: ScriptedChanges, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G11: a collection whose client is gone ends without a word, also before its socket has noticed."""
+    socket = ScriptedSocket(app_with(hr, script), "/socket", "headrace.v1")
+    socket.say({**{name: SUBSCRIBE[name] for name in ("id", "keyspace", "state")}, "op": "collect"})
+    await socket.got(1)
+    socket.left = True
+    with caplog.at_level(logging.WARNING):
+        tasks = asyncio.all_tasks()
+        script.of("collection").put_nowait(None)
+
+        async def has_ended() -> bool:
+            return len(asyncio.all_tasks()) < len(tasks)
+
+        await eventually(has_ended, every_s=0)
+        socket.leave()
+        await socket.task
+        gc.collect()  # asyncio tells of errors that nobody has seen
+    assert not caplog.records
 
 
 async def test_nothing_is_pushed_behind_the_end_of_a_token(hr: Headrace, script: ScriptedChanges) -> None:

@@ -265,6 +265,8 @@ async def test_rows_that_no_journal_can_hold_are_named(place: Place) -> None:
         (ImportedRow("a", 2, 1, None, b"x"), "not json, text or binary"),
         (ImportedRow("a", 2, 1, tags=("",)), "of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, timestamp_ms=-5), "timestamp of event 2 of 'a'"),
+        (ImportedRow("a", 2, 1, "text", b"x", metadata=b"{"), "metadata of event 2 of 'a' is 'json'"),
+        (ImportedRow("b" * 70_000, 1, 1), "^id of event 1 of 'b{20,90} is .{20,200}$"),
     ):
         with pytest.raises(BadArgument, match=match):
             await place.take([*good, bad])
@@ -368,6 +370,38 @@ def test_a_frame_is_imported_once(tier: Tier, topic: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(300)
+def test_a_struct_becomes_json_without_loss(tier: Tier, topic: str) -> None:
+    """Nulls stay, times keep their microseconds, and another time zone changes nothing: a repeat finds the same."""
+    payload = """named_struct(
+        'at', timestamp'2020-01-02T03:04:05.678901Z', 'local', timestamp_ntz'2020-01-02T03:04:05.000001',
+        'none', CAST(NULL AS INT), 'some', array(1.5D, NULL), 'by', map('k', CAST(NULL AS STRING)),
+        'day', date'2020-01-02'
+    )"""
+    zone = tier.spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for name, expected in (("America/New_York", (1, 0)), ("Asia/Tokyo", (0, 1))):
+            tier.spark.conf.set("spark.sql.session.timeZone", name)
+            frame = tier.spark.sql(f"SELECT 'a' AS id, 1 AS seq_nr, {payload} AS payload")
+            done = import_journals(frame, tier.endpoints, topic, partitions=1)
+            assert (done.imported, done.present) == expected
+    finally:
+        tier.spark.conf.set("spark.sql.session.timeZone", str(zone))
+
+    async def read(journal: Journal) -> list[Any]:
+        return [event.payload async for event in journal.read("a")]
+
+    (found,) = tier.with_journal(topic, read, partitions=1)
+    assert found == {
+        "at": "2020-01-02T03:04:05.678901Z",
+        "local": "2020-01-02T03:04:05.000001",
+        "none": None,
+        "some": [1.5, None],
+        "by": {"k": None},
+        "day": "2020-01-02",
+    }
+
+
+@pytest.mark.timeout(300)
 def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     """Columns, types, gaps and doubles are refused before anything is written; a shared topic is refused too."""
     spark = tier.spark
@@ -382,6 +416,13 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     refused("SELECT 'a' AS id, explode(array(1, 3)) AS seq_nr", "in between are missing")
     refused("SELECT 'a' AS id, explode(array(2, 2)) AS seq_nr", "more than one row")
     refused("SELECT CAST(NULL AS STRING) AS id, 1 AS seq_nr", "every row has an id")
+    for number in ("double('NaN')", "float('-Infinity')"):
+        for payload in (
+            "named_struct('x', NUMBER)",
+            "map('x', 1.5D, 'y', NUMBER)",
+            "array(named_struct('a', array(NULL, 1D)), named_struct('a', array(NULL, NUMBER)))",
+        ):
+            refused(f"SELECT 'a' AS id, 1 AS seq_nr, {payload.replace('NUMBER', number)} AS payload", "event 1 of 'a'")
     with pytest.raises(UnknownTopic):  # nothing was written, so the topic was not made
         import_journals(spark.sql("SELECT 'a' AS id, 1 AS seq_nr"), tier.endpoints, topic)
     bad = spark.sql("SELECT 'a' AS id, 1 AS seq_nr, '{' AS payload, 'json' AS payload_type")

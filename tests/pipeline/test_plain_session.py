@@ -111,18 +111,20 @@ PROGRAM = """
 
 
 def run_program(folder: Path, **environ: str) -> None:
-    """Run the program in an activated environment, in a folder of its own."""
+    """Run the program in a folder of its own, as a notebook's kernel runs: the PATH has another environment."""
     cell = re.search(r"\n\n((?:    .*\n|\n)+)", PAGE.read_text())
     assert cell is not None
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    activated = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    ours = str(Path(sys.executable).parent)
+    plain = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    path = os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if each != ours)
     with compiled_home():
         done = subprocess.run(
-            ["python3", str(program)],
+            [sys.executable, str(program)],
             cwd=folder,
             input=textwrap.dedent(cell[1]),
-            env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA, **environ},
+            env={**plain, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA, **environ},
             capture_output=True,
             text=True,
             timeout=250,

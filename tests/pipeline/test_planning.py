@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import OffsetOutOfRange
+from headrace.errors import BadArgument, OffsetOutOfRange, OperationFailed, UnknownBackend
 from headrace.journal import Journal
 from headrace.log import open_log
 from headrace.model import Event, TopicPartition
-from headrace.pipeline import Endpoints, Selection
+from headrace.pipeline import Endpoints, Selection, compact, journal_frame, meta_frame, topic_frame
 from headrace.pipeline.logs.plan import look_at_partition, plan_of
 from headrace.pipeline.spark.process import side_by_side
 from headrace.pipeline.tables.parts import stable_layout
+from headrace.pipeline.tables.states import state_text
 from headrace.store import open_store
 
 pytestmark = pytest.mark.timeout(30)
@@ -109,6 +110,37 @@ async def test_the_first_error_in_order_is_raised_when_all_have_ended() -> None:
         await side_by_side([slow(), quick()])
     assert is_slow_over
     assert await side_by_side(_value(n) for n in range(50)) == list(range(50))
+
+
+def test_a_frame_of_the_wrong_arguments_is_refused_before_spark_is_asked() -> None:
+    """FN4: a text in place of a selection or of endpoints is named at once, and not by a worker's traceback."""
+    endpoints, spark = Endpoints.of("embedded:./data"), Any
+    for topics in ("accounts", b"accounts", (1,), None):
+        with pytest.raises(BadArgument, match="topics"):
+            Selection(topics)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="prefix"):
+        Selection(prefix=("a",))  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="Selection"):
+        journal_frame(spark, endpoints, "accounts")  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="Endpoints"):
+        meta_frame(spark, "embedded:./data")  # type: ignore[arg-type]
+    for edge in (True, "2020-01-01", 1.5):
+        for edges in ({"start": edge}, {"end": edge}):
+            with pytest.raises(BadArgument, match="an offset or a time"):
+                topic_frame(spark, endpoints, "prices", **edges)  # type: ignore[arg-type]
+            with pytest.raises(BadArgument, match="an offset or a time"):
+                compact(spark, **edges)  # type: ignore[arg-type]
+    for address in ("accounts", "./data", "http://localhost"):
+        with pytest.raises(UnknownBackend, match="embedded:, kafka:"):
+            Endpoints.of(address)
+
+
+@pytest.mark.parametrize("state", [float("nan"), {"a": [1.5, float("-inf")]}, object(), "\ud800"])
+def test_a_state_that_json_can_not_carry_fails(state: object) -> None:
+    """K8: a state is never another one in the table: a number that JSON lacks would be null there."""
+    with pytest.raises(OperationFailed, match="the state of 'a' as JSON"):
+        state_text("a", state)
+    assert state_text("a", {"none": None, "some": [1.5]}) == '{"none":null,"some":[1.5]}'
 
 
 def test_folders_are_absolute_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

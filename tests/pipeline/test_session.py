@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import pyspark
 import pytest
 
+from headrace.pipeline.spark import session
 from headrace.pipeline.spark.session import compiled_home
 
 if TYPE_CHECKING:
@@ -56,3 +59,16 @@ def test_spark_starts_from_its_own_home_where_none_can_be_made(tmp_path: Path, m
     with compiled_home():
         assert os.environ["SPARK_HOME"] == "/chosen"
     assert os.environ["SPARK_HOME"] == "/chosen"
+
+
+def test_a_jvm_finds_its_logging_in_a_folder_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FN4: Spark starts where the package is installed in a folder whose name has spaces: an option is one word."""
+    folder = tmp_path / "my projects"
+    folder.mkdir()
+    shutil.copy(Path(session.__file__).with_name("log4j2.properties"), folder)
+    monkeypatch.setattr("headrace.pipeline.spark.session.resources.files", lambda _: folder)
+    first, *others = session._java_options(is_brief=True).split(" ")
+    assert all(each.startswith("-XX:") for each in others)
+    address = urlsplit(first.removeprefix("-Dlog4j2.configurationFile="))
+    assert address.scheme == "file"
+    assert Path(unquote(address.path)).read_text()

@@ -1,5 +1,7 @@
 // Errors of the client, and what the codes mean that the gateway closes a socket with.
 
+const PROXYS = [502, 504]; // of a proxy that has lost its gateway on the way, or waited too long for it
+
 /** The gateway's answer to a request that failed: a JSON problem (RFC 9457). */
 export class Problem extends Error {
   constructor(problem) {
@@ -12,12 +14,12 @@ export class Problem extends Error {
 
   /** True if the same request may succeed later. */
   get isRetryable() {
-    return this.status === 429 || this.status === 503;
+    return this.status === 429 || this.status === 503 || PROXYS.includes(this.status);
   }
 
   /** False if the request may have been done although it failed; send it again with the same key. */
   get outcomeKnown() {
-    return this.problem.outcome_known ?? true;
+    return this.problem.outcome_known ?? !PROXYS.includes(this.status);
   }
 }
 

@@ -70,9 +70,11 @@ async function problemOf(response) {
   }
 }
 
-/** A key as it stands in a path: the text itself, or a JSON list for keys with parts. */
+/** A key as it stands in a path: the text itself, or a JSON list for keys with parts. Throws for what would be another key. */
 export function keyText(key) {
-  return Array.isArray(key) ? jsonText(key) : String(key);
+  if (Array.isArray(key)) return jsonText(key);
+  if (typeof key === "string" || typeof key === "bigint" || Number.isFinite(key)) return String(key);
+  throw new TypeError(`a key is text, a number, or a list of its parts, not ${String(key)}`);
 }
 
 /** A text as a segment of a path. Browsers take dots alone for a way to another place, also where they are encoded. */
@@ -92,7 +94,7 @@ export class State {
 
   /** The value of a key as {value, version}; null if it has none. */
   async get(key, { maxStalenessS } = {}) {
-    const response = await this.http.send("GET", this.#path(key), {
+    const response = await this.http.send("GET", this.#keyPath(key), {
       query: { max_staleness_s: maxStalenessS },
       orNull: true,
     });
@@ -101,11 +103,11 @@ export class State {
 
   /** Sets a value; with `version`, only if it still is that one (null: only if there is none). */
   async put(key, value, { version, ttlS } = {}) {
-    await this.http.send("PUT", this.#path(key), { query: { ttl_s: ttlS }, headers: condition(version), body: value });
+    await this.http.send("PUT", this.#keyPath(key), { query: { ttl_s: ttlS }, headers: condition(version), body: value });
   }
 
   async delete(key, { version } = {}) {
-    await this.http.send("DELETE", this.#path(key), { headers: condition(version) });
+    await this.http.send("DELETE", this.#keyPath(key), { headers: condition(version) });
   }
 
   /** A page of compound keys with these first parts, as {pairs, next}; `next` is the `after` of the next page. */
@@ -143,9 +145,12 @@ export class State {
     return { keyspace: this.keyspace, state: this.name, format, ...(deltas && { deltas }) };
   }
 
-  #path(key) {
-    const path = `/keyspaces/${segment(this.keyspace)}/states/${segment(this.name)}`;
-    return key === undefined ? path : `${path}/${segment(keyText(key))}`;
+  #path() {
+    return `/keyspaces/${segment(this.keyspace)}/states/${segment(this.name)}`;
+  }
+
+  #keyPath(key) {
+    return `${this.#path()}/${segment(keyText(key))}`;
   }
 }
 

@@ -12,9 +12,13 @@ function exact(_, value, context) {
   return /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
 }
 
-/** The text of a value. Throws for text with half a character: the gateway would end the socket of all because of it. */
+/**
+ * The text of a value. Throws for what JSON lacks. With half a character the gateway would end the socket of all; a number
+ * that is none, or infinite, would be written as null.
+ */
 export function jsonText(value) {
   return JSON.stringify(value, (_, each) => {
+    if (typeof each === "number" && !Number.isFinite(each)) throw new TypeError(`JSON can't carry ${each}`);
     if (typeof each === "string" && !each.isWellFormed()) throw new TypeError("text has half a character, which JSON lacks");
     return typeof each === "bigint" ? numberOf(each) : each;
   });

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,13 +108,13 @@ class Retries:
         await asyncio.sleep(self._delay_s)
 
 
-def json_text(request: Mapping[str, Any]) -> str:
-    """Return a frame as text. Raises BadArgument for what JSON lacks: such a frame would end the socket of all."""
+def json_text(value: Any, name: str) -> str:  # noqa: ANN401
+    """Return a value as JSON. Raises BadArgument for what JSON lacks: such a frame would end the socket of all."""
     try:
-        text = json.dumps(request, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadArgument(str(request.get("op", "message")), "…", f"JSON can't carry it: {error}") from error
+        raise BadArgument(name, "…", f"JSON can't carry it: {error}") from error
     return text
 
 
@@ -198,7 +198,7 @@ class ClientConnection:
 
     def add(self, subscription: ClientSubscription[Any]) -> None:
         """Follow something. Raises BadArgument if it can't be asked for."""
-        frame = json_text(subscription.request())
+        frame = json_text(subscription.request(), "subscription")
         self._subscriptions[subscription.number] = subscription
         self._send(frame)
         self._start()
@@ -206,12 +206,12 @@ class ClientConnection:
     def remove(self, number: int) -> None:
         """End a subscription."""
         if self._subscriptions.pop(number, None) is not None:
-            self._send(json_text({"op": "unsubscribe", "id": number}))
+            self._send(json_text({"op": "unsubscribe", "id": number}, "unsubscribe"))
 
     async def publish(self, request: dict[str, Any]) -> Any:  # noqa: ANN401
         """Send a message, over as many connections as it takes, and return the reply. Raises BadArgument."""
         number = self.new_number()
-        frame = json_text({**request, "op": "publish", "id": number})
+        frame = json_text({**request, "op": "publish", "id": number}, "publish")
         message = _Message(frame, asyncio.get_running_loop().create_future())
         self._messages[number] = message
         self._send(frame)
@@ -273,7 +273,7 @@ class ClientConnection:
         self._socket = socket
         self._outgoing = asyncio.Queue()
         for each in self._subscriptions.values():
-            self._send(json_text(each.request()))
+            self._send(json_text(each.request(), "subscription"))
         for message in self._messages.values():
             self._send(message.frame)
         self._tell("open", None)
@@ -386,7 +386,8 @@ class ClientConnection:
             subscription.failures += 1
             again = subscription.request
             self._send_later(
-                subscription.failures, lambda: json_text(again()) if number in self._subscriptions else None
+                subscription.failures,
+                lambda: json_text(again(), "subscription") if number in self._subscriptions else None,
             )
             return
         del self._subscriptions[number]

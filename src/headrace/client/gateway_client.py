@@ -19,6 +19,8 @@ from headrace.client.requests import (
     key_text,
     path_segment,
     problem_error,
+    repeatable,
+    tag_list,
     tagged_events,
 )
 from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, MissingExtra
@@ -52,7 +54,7 @@ class GatewayClient:
             import httpx
         except ImportError as error:
             raise MissingExtra("httpx", "client") from error
-        if not url.startswith(("http://", "https://")):
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise BadArgument("url", url, "it must be the gateway's address, as in http://localhost:8080")
         self.url = url.rstrip("/")
         self._given = token if callable(token) else _checked(token)
@@ -103,15 +105,14 @@ class GatewayClient:
         return list((await self._requests.json("GET", "/keyspaces"))["keyspaces"])
 
     async def event_page(
-        self, tags: Sequence[str], *, after: str | None = None, limit: int | None = None
+        self, tags: Sequence[str] | str, *, after: str | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """Return a page of the events of tags, with `next` and `is_end`."""
-        return dict(
-            await self._requests.json("GET", "/events", query={"tag": list(tags), "after": after, "limit": limit})
-        )
+        """Return a page of the events of tags, or of one, with `next` and `is_end`."""
+        query = {"tag": tag_list(tags), "after": after, "limit": limit}
+        return dict(await self._requests.json("GET", "/events", query=query))
 
-    def events(self, tags: Sequence[str], *, after: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of tags as they are written, from `after` on."""
+    def events(self, tags: Sequence[str] | str, *, after: str | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of tags, or of one, as they are written, from `after` on."""
         return tagged_events(self._requests, tags, after, self._backoff)
 
     async def publish(
@@ -126,8 +127,7 @@ class GatewayClient:
     ) -> Any:  # noqa: ANN401
         """Send a message to its handler over HTTP, and return the reply. With a key it may be repeated."""
         path = f"/keyspaces/{path_segment(keyspace)}/messages/{path_segment(message)}"
-        headers = {"idempotency-key": idempotency_key}
-        return await self._requests.json("POST", path, body=dict(data), headers=headers)
+        return await self._requests.json("POST", path, body=dict(data), headers=repeatable(idempotency_key))
 
     def key_socket(self, keyspace: str, state: str, key: Any, *, is_json: bool = False) -> KeySocket:  # noqa: ANN401
         """Open a socket on one key: values as framed Avro, or as JSON, and messages to the key."""

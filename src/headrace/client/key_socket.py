@@ -68,7 +68,7 @@ class KeySocket:
         socket = await self._open()
         try:
             if self._is_json:
-                await socket.send(json_text({"type": message, "data": data}))
+                await socket.send(json_text({"type": message, "data": data}, "message"))
                 return
             schema_id, codec = await self._codec_named(socket, message)
             await socket.send(codec.encode(codec.from_json(data), prefix=frame_header(schema_id)))

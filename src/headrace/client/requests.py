@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from headrace.client.collecting import CollectionSubscription
-from headrace.client.connection import ClientConnection, Retries
+from headrace.client.connection import ClientConnection, Retries, json_text
 from headrace.client.subscriptions import ApplyDelta, KeySubscription
 from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, HeadraceError
 from headrace.observe import get_logger
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # it comes with the extra `client`
 __all__ = ["GatewayEngine", "GatewayJournal", "GatewayState", "HttpRequests", "VersionedValue", "problem_error"]
 
 _MOST_WAITING = 10_000
+_NO_KEYS = (bool, bytes, bytearray, memoryview, Mapping, Set, type(None))  # their text is another key, which none meant
+_PROXYS = (502, 504)  # statuses of a proxy that has lost its gateway on the way, or waited too long for it
 _SILENCE_S = 60.0  # of a stream that shows that it is alive; a connection may end without a word
 _logger = get_logger(__name__)
 
@@ -36,8 +38,9 @@ class VersionedValue(NamedTuple):
 def problem_error(problem: Mapping[str, Any]) -> HeadraceError:
     """Return the error of a JSON problem: GatewayUnavailable if a retry may work, else GatewayRefused."""
     status, detail = int(problem.get("status", 0)), str(problem.get("detail", problem.get("title", "")))
-    if status in (429, 503):
-        return GatewayUnavailable(status, detail, outcome_known=bool(problem.get("outcome_known", True)))
+    if status in (429, 503, *_PROXYS):
+        is_known = bool(problem.get("outcome_known", status not in _PROXYS))
+        return GatewayUnavailable(status, detail, outcome_known=is_known)
     return GatewayRefused(status, detail, dict(problem))
 
 
@@ -64,7 +67,7 @@ class HttpRequests:
         """Return the response; None for 404, if that is an answer (`or_none`)."""
         import httpx
 
-        content = None if body is None else json.dumps(body).encode()
+        content = None if body is None else json_text(body, "body").encode()
         given = await self.headers({"accept": "application/json", **(headers or {})})
         if content is not None:
             given["content-type"] = "application/json"
@@ -114,7 +117,7 @@ class GatewayState:
     async def get(self, key: Any, *, max_staleness_s: float | None = None) -> VersionedValue | None:  # noqa: ANN401
         """Return a value with its version; None if the key has none."""
         query = {"max_staleness_s": max_staleness_s}
-        response = await self._requests.send("GET", self._path(key), query=query, or_none=True)
+        response = await self._requests.send("GET", self._key_path(key), query=query, or_none=True)
         if response is None:
             return None
         # A proxy that compresses answers marks their ETags as weak.
@@ -130,16 +133,16 @@ class GatewayState:
     ) -> None:
         """Set a value; with `version`, only if the key still has it, with "none" only if it has no value."""
         headers, query = _condition(version), {"ttl_s": ttl_s}
-        await self._requests.send("PUT", self._path(key), body=value, headers=headers, query=query)
+        await self._requests.send("PUT", self._key_path(key), body=value, headers=headers, query=query)
 
     async def delete(self, key: Any, *, version: int | None = None) -> None:  # noqa: ANN401
         """Delete a key."""
-        await self._requests.send("DELETE", self._path(key), headers=_condition(version))
+        await self._requests.send("DELETE", self._key_path(key), headers=_condition(version))
 
     async def page(self, prefix: Sequence[Any], *, after: Any = None, limit: int | None = None) -> dict[str, Any]:  # noqa: ANN401
         """Return a page of the keys with these first parts; its `next` is the `after` of the next one."""
         query = {
-            "prefix": json.dumps(list(prefix)),
+            "prefix": json_text(list(prefix), "prefix"),
             "after": None if after is None else key_text(after),
             "limit": limit,
         }
@@ -153,7 +156,7 @@ class GatewayState:
     async def find(self, index: str, value: Any, *, limit: int | None = None) -> list[dict[str, Any]]:  # noqa: ANN401
         """Return the pairs that an index has under a value."""
         path = f"/keyspaces/{path_segment(self._keyspace)}/indexes/{path_segment(self._name)}/{path_segment(index)}"
-        found = await self._requests.json("GET", path, query={"value": json.dumps(value), "limit": limit})
+        found = await self._requests.json("GET", path, query={"value": json_text(value, "value"), "limit": limit})
         return list(found["pairs"])
 
     def subscribe(
@@ -209,9 +212,11 @@ class GatewayState:
             raise BadArgument("format", form, "it must be json or avro")
         return {"op": op, "keyspace": self._keyspace, "state": self._name, "format": form, "deltas": deltas}
 
-    def _path(self, key: Any = None) -> str:  # noqa: ANN401
-        path = f"/keyspaces/{path_segment(self._keyspace)}/states/{path_segment(self._name)}"
-        return path if key is None else f"{path}/{path_segment(key_text(key))}"
+    def _path(self) -> str:
+        return f"/keyspaces/{path_segment(self._keyspace)}/states/{path_segment(self._name)}"
+
+    def _key_path(self, key: Any) -> str:  # noqa: ANN401
+        return f"{self._path()}/{path_segment(key_text(key))}"
 
 
 class GatewayEngine:
@@ -237,7 +242,8 @@ class GatewayEngine:
         since: str | None = None,
     ) -> dict[str, Any]:
         """Send a command and return what it led to. It is done once, however often it is sent with one key."""
-        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex, **_condition(version)}
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        headers = {**repeatable(key), **_condition(version)}
         path = f"{self._path}/{path_segment(aggregate)}/commands/{path_segment(command)}"
         return dict(await self._requests.json("POST", path, headers=headers, body=dict(data), query={"since": since}))
 
@@ -266,8 +272,7 @@ class GatewayJournal:
     ) -> dict[str, Any]:
         """Append events, all or none. With an `idempotency_key`, and `expected`, it may be repeated."""
         body = {"events": list(events), **({} if expected is None else {"expected": expected})}
-        headers = {"idempotency-key": idempotency_key}
-        return dict(await self._requests.json("POST", self._one(key), body=body, headers=headers))
+        return dict(await self._requests.json("POST", self._one(key), body=body, headers=repeatable(idempotency_key)))
 
     async def pointer(self, key: str) -> dict[str, Any] | None:
         """Return what is known of the last event; None if there is no journal."""
@@ -287,7 +292,7 @@ class GatewayJournal:
 
 
 async def tagged_events(
-    requests: HttpRequests, tags: Sequence[str], after: str | None, backoff: Backoff
+    requests: HttpRequests, tags: Sequence[str] | str, after: str | None, backoff: Backoff
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of tags as they are written: server-sent events, resumed after the last one that came.
 
@@ -303,7 +308,7 @@ async def tagged_events(
         try:
             timeout = httpx.Timeout(10.0, read=_SILENCE_S)
             async with requests.http.stream(
-                "GET", "/events", params={"tag": list(tags)}, headers=headers, timeout=timeout
+                "GET", "/events", params={"tag": tag_list(tags)}, headers=headers, timeout=timeout
             ) as response:
                 if not response.is_success:
                     raise problem_error(problem_of_response(response.status_code, await response.aread()))
@@ -345,8 +350,27 @@ async def server_events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, st
 
 
 def key_text(key: Any) -> str:  # noqa: ANN401
-    """Return a key as it stands in a path: the text itself, or a JSON list for keys with parts."""
-    return json.dumps(list(key)) if isinstance(key, tuple | list) else str(key)
+    """Return a key as it stands in a path: the text itself, or a JSON list for keys with parts. Raises BadArgument."""
+    if isinstance(key, tuple | list):
+        return json_text(list(key), "key")
+    if isinstance(key, _NO_KEYS):
+        raise BadArgument("key", repr(key)[:60], "a key is text, a number, or a list of its parts")
+    return str(key)
+
+
+def tag_list(tags: Sequence[str] | str) -> list[str]:
+    """Return the tags as a list; a text is one tag, and not its letters."""
+    return [tags] if isinstance(tags, str) else list(tags)
+
+
+def repeatable(key: str | None) -> dict[str, str | None]:
+    """Return the header that lets a request be repeated. Raises BadArgument for a key that no header can carry."""
+    if key is None:
+        return {}
+    if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable() or key != key.strip():
+        rule = "it stands in a header: text of visible ASCII characters, without space around it"
+        raise BadArgument("idempotency_key", repr(key)[:60], rule)
+    return {"idempotency-key": key}
 
 
 def path_segment(text: str) -> str:

@@ -65,6 +65,7 @@
     │   ├── MessageIdReused         the message id belongs to another message
     │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
     │   ├── Forbidden               the server refuses this user
+    │   ├── OriginRefused           a web page or a host name that the gateway does not answer
     │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
     │   ├── NotFound                the gateway serves such things, and has none with this name
     │   ├── PreconditionFailed      the value is not the one that the request names
@@ -216,6 +217,7 @@ from headrace.errors.gateway import (
     ListenFailed,
     NoSuchRoute,
     NotFound,
+    OriginRefused,
     PreconditionFailed,
     PushRefused,
     RateExceeded,
@@ -407,6 +409,7 @@ __all__ = [
     "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
+    "OriginRefused",
     "OutcomeUnknown",
     "OutdatedTables",
     "PartitionClosed",

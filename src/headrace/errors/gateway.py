@@ -19,6 +19,7 @@ __all__ = [
     "ListenFailed",
     "NoSuchRoute",
     "NotFound",
+    "OriginRefused",
     "PreconditionFailed",
     "PushRefused",
     "RateExceeded",
@@ -72,6 +73,18 @@ class BodyTooLarge(Refused):
 
     limit_bytes: int
     says: ClassVar[str] = "the request's body is larger than {limit_bytes} bytes; split it, or raise max_body_bytes"
+
+
+@dataclass(eq=False)
+class OriginRefused(Refused):
+    """A web page, or a host name in a request, that the gateway's settings do not list."""
+
+    header: str
+    value: str
+    setting: str
+    says: ClassVar[str] = (
+        "{header} is {value!r}, which is not one of {setting}; if it may use this gateway, add it there"
+    )
 
 
 @dataclass(eq=False)

@@ -213,7 +213,7 @@ class Exchange:
     async def fail(self, error: Exception) -> None:
         """Answer with a problem; an answer that has begun stays incomplete, and the server closes the connection."""
         if self.status is None:
-            await problem_response(error, self.request_id)(self.scope, self.receive, self.send)
+            await problem_response(error, self.request_id, self.path)(self.scope, self.receive, self.send)
             return
         _logger.error(
             "request failed after its answer had begun", request_id=self.request_id, error=repr(error), exc_info=error

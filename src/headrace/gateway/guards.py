@@ -149,6 +149,8 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         if not is_plain or self.disconnected or not self.writable.is_set() or self.initial_response is not None:
             self._write_gathered()
             await super().send(message)
+            if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+                self.handshake_complete = True  # refused, and answered: uvicorn would log that the answer is missing
             return
         data = message.get("bytes")
         try:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from headrace.access import host_and_port, is_loopback
 from headrace.config import GatewaySettings
-from headrace.errors import Forbidden
+from headrace.errors import OriginRefused
 from headrace.gateway.metrics import REFUSED
 
 __all__ = ["Origins", "host_and_port", "is_loopback"]
@@ -23,6 +23,7 @@ _ALL = "*"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _READS = ("GET", "HEAD")
 _PREFLIGHT_S = 600
+_MOST_SHOWN = 200  # characters of a header in a message
 
 
 @lru_cache(maxsize=1024)
@@ -44,17 +45,17 @@ class Origins:
             self._hosts = frozenset({*_LOOPBACK, host_and_port(settings.listen)[0].lower()})
 
     def check(self, method: str, scheme: str, headers: Headers) -> None:
-        """Raise Forbidden for a request that a page without permission may have caused."""
+        """Raise OriginRefused for a request that a page without permission may have caused."""
         host = headers.get("host", "").lower()
         if not self.has_known_host(headers):
             REFUSED.labels("host").inc()
-            raise Forbidden("use this gateway by this name", "the header Host is not one of gateway.hosts")
+            raise OriginRefused("Host", host[:_MOST_SHOWN], "gateway.hosts")
         origin = headers.get("origin")
         if origin is None or method in _READS or self._is_allowed(origin):
             return
         if origin.lower() != f"{scheme}://{host}":
             REFUSED.labels("origin").inc()
-            raise Forbidden("use this gateway from that page", "its origin is not one of gateway.origins")
+            raise OriginRefused("Origin", origin[:_MOST_SHOWN], "gateway.origins")
 
     def has_known_host(self, headers: Headers) -> bool:
         """Return True if the gateway may be called by the name in the header Host."""
@@ -62,7 +63,7 @@ class Origins:
         return not self._hosts or (len(given) < 2 and _name_in(given[0].lower() if given else "") in self._hosts)
 
     def check_socket(self, scheme: str, headers: Headers) -> None:
-        """Raise Forbidden for a WebSocket of a page without permission: browsers don't ask before they open one."""
+        """Raise OriginRefused for a WebSocket of a page without permission: browsers don't ask before they open one."""
         self.check("POST", {"ws": "http", "wss": "https"}.get(scheme, scheme), headers)
 
     def headers(self, headers: Headers) -> dict[str, str]:

@@ -23,6 +23,10 @@ __all__ = ["PROBLEM_JSON", "HttpProblem", "problem_of", "problem_response"]
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = 1
+# Where clients of Confluent's schema registry ask: they show `message` and `error_code`, and nothing else.
+_REGISTRY_PATHS = frozenset(
+    {b"subjects", b"schemas", b"compatibility", b"config", b"mode", b"contexts", b"associations"}
+)
 
 _logger = get_logger(__name__)
 
@@ -45,6 +49,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.NotFound: _Answer(404),
     errors.Unauthenticated: _Answer(401),
     errors.Forbidden: _Answer(403),
+    errors.OriginRefused: _Answer(403),
     errors.BodyTooLarge: _Answer(413, ("limit_bytes",)),
     errors.WrongMediaType: _Answer(415, ("offered",)),
     errors.UnknownTopic: _Answer(404, ("topic",)),
@@ -164,9 +169,12 @@ def problem_of(error: BaseException) -> HttpProblem:
     return HttpProblem(status, kind, str(error) if is_told else _GENERAL[status], members)
 
 
-def problem_response(error: BaseException, request_id: str) -> Response:
-    """Return the response to an error; what the response leaves out is logged."""
+def problem_response(error: BaseException, request_id: str, path: bytes = b"") -> Response:
+    """Return the response to an error of a request to a path; what the response leaves out is logged."""
     problem = problem_of(error)
+    content = problem.to_json(request_id)
+    if path.lstrip(b"/").partition(b"/")[0] in _REGISTRY_PATHS:
+        content |= {"error_code": problem.status, "message": problem.detail}
     if problem.detail in _GENERAL.values() and problem.status >= 500:
         is_bug = problem.status == 500
         log = _logger.error if is_bug else _logger.warning
@@ -174,7 +182,7 @@ def problem_response(error: BaseException, request_id: str) -> Response:
             "request failed", request_id=request_id, status=problem.status, error=repr(error), exc_info=is_bug and error
         )
     return Response(
-        msgspec.json.encode(problem.to_json(request_id)),
+        msgspec.json.encode(content),
         problem.status,
         _headers_of(error, problem.status),
         PROBLEM_JSON,

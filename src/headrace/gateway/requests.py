@@ -104,7 +104,7 @@ class GatewayRequest:
             return msgspec.json.decode(self.body, type=form)
         except msgspec.ValidationError as error:
             raise BadArgument("body", "…", f"it must have the form of this route: {error}") from error
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadArgument("body", f"{len(self.body)} bytes", f"it must be JSON: {error}") from error
 
     @property

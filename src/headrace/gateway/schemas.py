@@ -1,7 +1,7 @@
 """Schemas in the dialect of Confluent's registry, so that its clients work against the gateway unchanged.
 
 Problems carry `error_code` and `message` beside the members of a JSON problem: those clients read these.
-What this registry never does, deleting versions and changing modes, is answered with 501.
+What this registry never does, deleting versions, removing levels and changing modes, is answered with 501.
 """
 
 from __future__ import annotations
@@ -101,11 +101,14 @@ class SchemaRoutes:
             _route("POST", _SUBJECT, self.lookup, "Find the version with a schema.", read(one), body=_SCHEMA_BODY),
             _route("DELETE", _SUBJECT, self.never, "Delete a subject: never done.", register(one)),
             _route("DELETE", both, self.never, "Delete a version: never done.", register(one)),
+            _route("GET", f"{_SUBJECT}/metadata", self.metadata, "Find a version by its metadata: none.", read(one)),
             _route("GET", "/schemas/types", self.types, "List the kinds of schemas: AVRO."),
             _route("GET", by_id, self.by_id, "Get a schema by its id."),
             _route("GET", f"{by_id}/schema", self.by_id_schema, "Get a schema alone by its id."),
             _route("GET", f"{by_id}/versions", self.by_id_versions, "List the versions with a schema."),
             _route("GET", f"{by_id}/subjects", self.by_id_subjects, "List the subjects with a schema."),
+            _route("GET", "/schemas/guids/{guid}", self.by_guid, "Get a schema by its GUID: none has one."),
+            _route("GET", "/contexts", self.contexts, "List the contexts: the one that has no name."),
             _route("POST", check, self.check_all, "Check a schema against the level.", read(one), body=_SCHEMA_BODY),
             _route(
                 "POST",
@@ -121,8 +124,24 @@ class SchemaRoutes:
             _route(
                 "PUT", "/config/{subject}", self.set_level, "Set a subject's level.", configure(one), body=_LEVEL_BODY
             ),
+            _route("DELETE", "/config", self.no_removal, "Remove the default level: never done.", configure("*")),
+            _route(
+                "DELETE", "/config/{subject}", self.no_removal, "Remove a subject's level: never done.", configure(one)
+            ),
+            *self._mode_routes(),
+        ]
+
+    def _mode_routes(self) -> list[GatewayRoute]:
+        """Return the routes of modes: there is one."""
+        everything, one = Needs("configure", "schema", "*"), Needs("configure", "schema", "{subject}")
+        read, of_one = Needs("read", "schema", "{subject}"), "/mode/{subject}"
+        return [
             _route("GET", "/mode", self.mode, "Get the mode: READWRITE."),
-            _route("GET", "/mode/{subject}", self.mode, "Get the mode of a subject: READWRITE.", read(one)),
+            _route("PUT", "/mode", self.no_other_mode, "Set the mode: never done.", everything),
+            _route("DELETE", "/mode", self.no_other_mode, "Remove the mode: never done.", everything),
+            _route("GET", of_one, self.mode, "Get the mode of a subject: READWRITE.", read),
+            _route("PUT", of_one, self.no_other_mode, "Set a subject's mode: never done.", one),
+            _route("DELETE", of_one, self.no_other_mode, "Remove a subject's mode: never done.", one),
         ]
 
     async def subjects(self, request: GatewayRequest) -> object:
@@ -133,7 +152,8 @@ class SchemaRoutes:
 
     async def versions(self, request: GatewayRequest) -> object:
         """List the numbers of a subject's versions."""
-        return _window(request, [each.version for each in await self._registry.versions(request.path["subject"])])
+        found = [each.version for each in await self._registry.versions(request.path["subject"])]
+        return _window(request, found)
 
     async def version(self, request: GatewayRequest) -> object:
         """Return a version."""
@@ -217,6 +237,27 @@ class SchemaRoutes:
     async def never(self, request: GatewayRequest) -> object:
         """Refuse what this registry never does."""
         raise NotImplementedError("versions of a schema are never deleted here; data may need them")
+
+    async def no_removal(self, request: GatewayRequest) -> object:
+        """Refuse to remove a level."""
+        raise NotImplementedError("a level is never removed here; set it to the one that you want")
+
+    async def no_other_mode(self, request: GatewayRequest) -> object:
+        """Refuse to change a mode."""
+        raise NotImplementedError("the mode is always READWRITE here; to refuse schemas, grant nobody to register them")
+
+    async def by_guid(self, request: GatewayRequest) -> object:
+        """Find nothing: schemas have no GUIDs here."""
+        raise _DialectRefusal(404, 40403, "schemas have no GUIDs here; ask by id, or by subject and version")
+
+    async def metadata(self, request: GatewayRequest) -> object:
+        """Find nothing: versions have no metadata here. Raises UnknownSubject."""
+        await self._registry.versions(request.path["subject"])
+        raise _DialectRefusal(404, 40402, "versions have no metadata here; ask by number, or for the latest")
+
+    async def contexts(self, request: GatewayRequest) -> object:
+        """List the one context."""
+        return ["."]
 
     async def _by_id(self, request: GatewayRequest) -> Schema:
         text = request.path["id"]
@@ -365,7 +406,10 @@ def _as_json(version: Version) -> dict[str, Any]:
 
 
 def _window(request: GatewayRequest, found: list[Any]) -> list[Any]:
-    """Return the part of a list that offset and limit ask for; a limit of -1 is none."""
+    """Return the part of a list that offset and limit ask for; a limit of -1 is none. Nothing is ever deleted."""
+    wanted = request.text("deletedOnly") or request.text("deleted_only") or ""  # as servers and a client call it
+    if wanted.lower() == "true":
+        return []
     first = request.number("offset", default=0, least=0, most=2**31)
     limit = request.text("limit")
     if limit in (None, "-1"):

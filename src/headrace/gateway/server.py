@@ -144,7 +144,8 @@ def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
     try:
         config.load()
     except (OSError, ValueError) as error:
-        raise KeysUnusable("gateway.tls", str(error)) from error
+        files = ", ".join(str(each) for each in (tls.certificate_location, tls.key_location, tls.ca_location) if each)
+        raise KeysUnusable("gateway.tls", f"{error} ({files})") from error  # the error itself names no file
     return config
 
 
@@ -295,13 +296,18 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """End a head; one that is too large gets no further."""
+        """End a head; one that is too large, or names no host or two, gets no further."""
         self._is_in_head, self._is_in_body = False, True
         self._body_bytes = self._framing_bytes = 0
         self._stop_head_timer()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size, hosts = len(self.url), 0
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            hosts += name == b"host"
         if size > self._guards.max_header_bytes:
             self._refuse(431, "headers", "the request's headers are too large")
+        elif hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            self._refuse(400, "malformed", "a request of HTTP/1.1 has one header Host")
         if not self._is_refused:
             super().on_headers_complete()
 

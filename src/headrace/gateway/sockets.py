@@ -442,14 +442,17 @@ class _ManySocket(_Socket):
         return self.follow(request.id, served, state, key, request.after, request.token, is_avro=is_avro)
 
     async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
-        """Follow a key or a collection. Whatever ends that is sent to the client."""
+        """Follow a key or a collection. Whatever ends that is sent to the client, unless it has left."""
         try:
             await follow
+        except SocketLeft:
+            self._forget(number)
         except Exception as error:
             if not isinstance(error, HeadraceError):
                 _logger.exception("subscription failed", error=repr(error))
             self._forget(number)
-            await self._tell(number, error)
+            with contextlib.suppress(SocketLeft):
+                await self._tell(number, error)
 
     async def _unsubscribe(self, number: int) -> None:
         task = self.following.get(number)

@@ -58,6 +58,7 @@ _IN_VAIN_AT_MOST = 20
 _EVENTS_AT_ONCE = 500
 _BYTES_AT_ONCE = 1024 * 1024
 _KNOWN_AT_MOST = 50_000
+_MOST_SHOWN = 60  # characters of an id in a message
 _READ_TIMEOUT_S = 70.0
 
 
@@ -320,26 +321,27 @@ def _encoded(row: ImportedRow) -> Encoded:
         (event,) = check_events([Event(row.seq_nr, None, row.tags)])
         if row.timestamp_ms is not None:
             check_timestamp("timestamp", row.timestamp_ms)
-        _check_payload(row.payload_type, row.payload)
-        _check_payload("json", row.metadata)
+        _check_payload("payload", row.payload_type, row.payload)
+        _check_payload("metadata", "json", row.metadata)
         check_size("payload", len(row.payload or b""), MAX_VALUE_BYTES - MAX_METADATA_BYTES)
         check_size("metadata", len(row.metadata or b""), MAX_METADATA_BYTES)
     except BadArgument as error:
-        raise BadArgument(f"{error.name} of event {row.seq_nr} of {row.id!r}", error.value, error.rule) from error
-    except ValueError as error:
-        what, rule = f"payload of event {row.seq_nr} of {row.id!r}", f"its bytes are not that: {error}"
-        raise BadArgument(what, row.payload_type, rule) from error
+        shown = repr(row.id)[:_MOST_SHOWN]  # one that is too long is wrong for that
+        raise BadArgument(f"{error.name} of event {row.seq_nr} of {shown}", error.value, error.rule) from error
     kind = None if row.payload is None else row.payload_type
     return Encoded(event.seq_nr, event.tags, kind, row.payload)
 
 
-def _check_payload(payload_type: str | None, payload: bytes | None) -> None:
-    """Raise ValueError if a reader could not decode the payload."""
+def _check_payload(name: str, payload_type: str | None, payload: bytes | None) -> None:
+    """Raise BadArgument if a reader could not decode the payload, or the metadata."""
     if payload is None:
         return
     if payload_type not in ("json", "text", "binary"):
-        raise ValueError(f"payload_type is {payload_type!r}, and not json, text or binary")
-    if payload_type == "json":
-        msgspec.json.decode(checked_json(payload))
-    elif payload_type == "text":
-        payload.decode()
+        raise BadArgument(name, payload_type, "its type is not json, text or binary")
+    try:
+        if payload_type == "json":
+            msgspec.json.decode(checked_json(payload))
+        elif payload_type == "text":
+            payload.decode()
+    except ValueError as error:
+        raise BadArgument(name, payload_type, f"its bytes are not that: {error}") from error

@@ -21,16 +21,25 @@ from headrace.pipeline.jobs.import_writer import ImportCounts, ImportedRow, Part
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run, store_of
+from headrace.pipeline.spark.session import provide_interpreter
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 __all__ = ["ImportReport", "ImportSummary", "ImportTask", "import_journals"]
 
 _ROWS_AT_ONCE = 2000
 _BYTES_AT_ONCE = 4 * 1024 * 1024
 _COLUMNS = ("id", "seq_nr", "payload", "payload_type", "tags", "metadata", "timestamp")
+# Nothing of a payload is lost, and a repeat gives the same text in a session with another time zone.
+_AS_JSON = (
+    "CAST(to_json(payload, map('ignoreNullFields', 'false', 'timeZone', 'UTC', "
+    "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")) AS BINARY)"
+)
+_CHECKED = ("before", "has_no_json")
 _SENT = ("id", "seq_nr", "first", "payload_type", "payload", "tags", "metadata", "time_ms", "partition")
 
 
@@ -64,12 +73,13 @@ def import_journals(
     TopicClaimed, JournalTopicExpires; and OperationFailed for what happened in a task, as a journal that has another
     event under a row's number.
     """
+    provide_interpreter(frame.sparkSession)
     rows = _numbered(_rows(frame))
     if partitions is None:
         run(_partitions(endpoints, topic, None))  # raises at once, and not after the rows were read
     _check_numbers(rows)
     count = run(_partitions(endpoints, topic, partitions))
-    sent = rows.mapInArrow(ImportRouter(count), f"{rows.drop('before').schema.simpleString()[7:-1]},partition:int")
+    sent = rows.mapInArrow(ImportRouter(count), f"{rows.drop(*_CHECKED).schema.simpleString()[7:-1]},partition:int")
     tasks = sent.repartitionById(count, "partition").sortWithinPartitions("order_ms", "id", "seq_nr")
     reported = tasks.select(*_SENT).mapInArrow(ImportTask(endpoints.pack(), topic), REPORT_COLUMNS)
     reports = reports_of(reported, ImportReport, "importing into")
@@ -120,7 +130,32 @@ def _rows(frame: DataFrame) -> DataFrame:
         _optional(types, "tags", "array<string>", "coalesce(tags, array())", "CAST(array() AS ARRAY<STRING>)"),
         _optional(types, "metadata", "string", "CAST(metadata AS BINARY)", "CAST(NULL AS BINARY)"),
         _time(types.get("timestamp")),
+        f"{_non_finite('payload', frame.schema['payload'].dataType) if payload else 'false'} AS has_no_json",
     )
+
+
+def _non_finite(value: str, kind: DataType, depth: int = 0) -> str:
+    """Return the expression that is true if there is a NaN or an infinity in a value: Spark would make text of it."""
+    from pyspark.sql.types import ArrayType, DoubleType, FloatType, MapType, StructType
+
+    match kind:
+        case DoubleType() | FloatType():
+            found = [f"(isnan({value}) OR abs({value}) = double('Infinity'))"]
+        case StructType():
+            names = ((f"{value}.`{each.name.replace('`', '``')}`", each.dataType) for each in kind.fields)
+            found = [_non_finite(name, each, depth) for name, each in names]
+        case ArrayType():
+            found = [_any_of(value, _non_finite(f"item{depth}", kind.elementType, depth + 1), depth)]
+        case MapType():
+            found = [_any_of(f"map_values({value})", _non_finite(f"item{depth}", kind.valueType, depth + 1), depth)]
+        case _:
+            found = []
+    wanted = [each for each in found if each != "false"]
+    return f"coalesce({' OR '.join(wanted)}, false)" if wanted else "false"
+
+
+def _any_of(items: str, condition: str, depth: int) -> str:
+    return condition if condition == "false" else f"exists({items}, item{depth} -> {condition})"
 
 
 def _payload(kind: str) -> tuple[str | None, str]:
@@ -130,7 +165,7 @@ def _payload(kind: str) -> tuple[str | None, str]:
     if kind in ("binary", "string"):
         return "CAST(payload AS BINARY)", "'binary'" if kind == "binary" else "'text'"
     if kind.startswith(("struct", "map", "array")):
-        return "CAST(to_json(payload) AS BINARY)", "'json'"
+        return _AS_JSON, "'json'"
     raise BadArgument("column payload", kind, "it must be binary, string, or a struct, map or array")
 
 
@@ -162,13 +197,17 @@ def _numbered(rows: DataFrame) -> DataFrame:
 
 
 def _check_numbers(rows: DataFrame) -> None:
-    """Raise BadArgument for a row without id or number, for a number that comes twice, and for a gap."""
-    odd = rows.where("id IS NULL OR seq_nr IS NULL OR seq_nr < 1 OR seq_nr != before + 1").limit(1).collect()
+    """Raise BadArgument for a row without id or number, for a number that comes twice, a gap, and what JSON lacks."""
+    wrong = "id IS NULL OR seq_nr IS NULL OR seq_nr < 1 OR seq_nr != before + 1 OR has_no_json"
+    odd = rows.where(wrong).select("id", "seq_nr", *_CHECKED).limit(1).collect()
     if not odd:
         return
     row = odd[0]
     if row.id is None or row.seq_nr is None or row.seq_nr < 1:
         raise BadArgument("frame", (row.id, row.seq_nr), "every row has an id and a seq_nr from 1 on")
+    if row.has_no_json:
+        rule = "JSON has no such number; replace it by null or text, or give the payload as binary"
+        raise BadArgument(f"payload of event {row.seq_nr} of {row.id!r}", "NaN or infinity", rule)
     rule = (
         "there is more than one row with this number" if row.seq_nr == row.before else "numbers in between are missing"
     )
@@ -182,13 +221,13 @@ class ImportRouter:
         self._partitions = partitions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with their partition, and without the column that only the check needs."""
+        """Yield the rows with their partition, and without the columns that only the check needs."""
         import pyarrow as pa
 
         for batch in batches:
             ids = batch.column("id").to_pylist()
             partitions = pa.array([partition_of(id_.encode(), self._partitions) for id_ in ids], pa.int32())
-            yield batch.drop_columns(["before"]).append_column("partition", partitions)
+            yield batch.drop_columns(list(_CHECKED)).append_column("partition", partitions)
 
 
 class ImportTask:

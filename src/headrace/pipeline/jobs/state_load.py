@@ -25,6 +25,7 @@ from headrace.model import TopicPartition, partition_of
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run
+from headrace.pipeline.spark.session import provide_interpreter
 from headrace.pipeline.tables.state_frames import is_codec, is_json, key_type
 from headrace.pipeline.topics.avro_write import ColumnEncoding, encoded
 from headrace.serde import BlockingRegistry
@@ -85,6 +86,7 @@ def load_state(
     same result. Raises BadArgument, WrongStateTopic, IncompatibleSchema, and OperationFailed for what happened in a
     task.
     """
+    provide_interpreter(frame.sparkSession)
     _check_state(frame, state, group)
     run(_ensure(endpoints, state, group))
     keyed = frame.withColumn("key", _keys(frame, state))

@@ -9,7 +9,14 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.errors import LayoutLost, OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
+from headrace.errors import (
+    BadArgument,
+    LayoutLost,
+    OffsetOutOfRange,
+    RecordsLost,
+    UnknownTopic,
+    WrongPartitionCount,
+)
 from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
@@ -35,6 +42,13 @@ class Selection:
 
     topics: tuple[str, ...] = ()
     prefix: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise BadArgument for a text in place of a list: its letters would be the topics."""
+        if not isinstance(self.topics, tuple | list) or not all(isinstance(each, str) for each in self.topics):
+            raise BadArgument("topics", self.topics, 'they are a tuple of names, as in Selection(("accounts",))')
+        if not isinstance(self.prefix, str | None):
+            raise BadArgument("prefix", self.prefix, "it is text, with which the names of the topics begin")
 
     def __str__(self) -> str:
         if self.topics:

@@ -102,11 +102,16 @@ class Endpoints(msgspec.Struct, frozen=True):
     def of(
         cls, address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
     ) -> Endpoints:
-        """Return the endpoints that `headrace.connect` would open with the same arguments."""
+        """Return the endpoints that `headrace.connect` would open with the same arguments.
+
+        Raises UnknownBackend for an address that nothing serves, and BadArgument if a store is missing.
+        """
         from headrace.config import HeadraceSettings, StoreSettings
+        from headrace.runtime import load_backend
 
         settings = settings or HeadraceSettings.load()
         log = address or settings.log.address
+        load_backend("log", log)
         if store is None:
             store = log if log.startswith("embedded:") else settings.store.address
         if not log.startswith("embedded:") and store == StoreSettings().address:

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = ["check_version", "compiled_home", "end_session", "is_submitted", "register", "spark_session"]
+__all__ = [
+    "check_version",
+    "compiled_home",
+    "end_session",
+    "is_submitted",
+    "provide_interpreter",
+    "register",
+    "spark_session",
+]
 
 _logger = get_logger(__name__)
 
@@ -88,6 +96,7 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
     session, and has no public way to set it elsewhere. A server of Spark Connect does so itself. Raises
     UnsupportedPlatform if the session's Spark is too old.
     """
+    provide_interpreter(spark)
     if not is_connect(spark):
         spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
     known = f"headrace.source.{source.name()}"
@@ -97,6 +106,19 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
             spark.conf.set(_PUSH_DOWN, "true")
             spark.dataSource.register(source)
             spark.conf.set(known, "registered")
+
+
+def provide_interpreter(spark: SparkSession) -> None:
+    """Let the workers of Spark on this machine run in the environment of this program, which has what tasks import.
+
+    Spark's own default is the `python3` of the PATH. A notebook, or a program whose virtual environment is not
+    activated, has another one there. Whoever has named an interpreter, or has workers elsewhere, keeps what they have.
+    """
+    if is_connect(spark) or _INTERPRETER in os.environ:
+        return
+    context = spark.sparkContext
+    if context.master.startswith("local") and not context.getConf().contains("spark.pyspark.python"):
+        context.pythonExec = sys.executable
 
 
 def check_version(version: str) -> None:
@@ -111,6 +133,7 @@ def check_version(version: str) -> None:
 
 
 _LOOPBACK = "127.0.0.1"
+_INTERPRETER = "PYSPARK_PYTHON"
 _started: list[subprocess.Popen[bytes]] = []  # the JVM of this process, if we started it
 
 # The jobs depend on these: they win over submitted properties.
@@ -254,7 +277,7 @@ def _jars(endpoints: Endpoints | None, watcher: Watcher | None) -> list[Path]:
 
 def _local(settings: PipelineSettings, jars: Sequence[Path], *, is_brief: bool) -> dict[str, str]:
     """Return the properties of a session that is not started by spark-submit."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark ignores the property when it plans sources
+    os.environ.setdefault(_INTERPRETER, sys.executable)  # Spark ignores the property when it plans sources
     config = {
         "spark.master": settings.master,
         "spark.jars": ",".join(str(jar) for jar in jars),
@@ -272,5 +295,5 @@ def _local(settings: PipelineSettings, jars: Sequence[Path], *, is_brief: bool) 
 
 def _java_options(*, is_brief: bool) -> str:
     """Return options of the JVM: little logging, and for brief work no second compiler, which would cost more time."""
-    quiet = resources.files(__package__).joinpath("log4j2.properties")
+    quiet = Path(str(resources.files(__package__).joinpath("log4j2.properties"))).as_uri()  # a path may have spaces
     return f"-Dlog4j2.configurationFile={quiet} -XX:+UseParallelGC -XX:TieredStopAtLevel={1 if is_brief else 4}"

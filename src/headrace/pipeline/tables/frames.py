@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from headrace.errors import UnknownSubject
+from headrace.errors import BadArgument, UnknownSubject
 from headrace.pipeline.logs.plan import Selection, topics_of
 from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
@@ -135,6 +135,10 @@ def _load(
     selection: Selection,
     options: dict[str, str],
 ) -> DataFrame:
+    if not isinstance(endpoints, Endpoints):
+        raise BadArgument("endpoints", endpoints, 'make them with Endpoints.of("embedded:./data")')
+    if not isinstance(selection, Selection):
+        raise BadArgument("selection", selection, 'it is a Selection, as in Selection(("accounts",))')
     register(spark, source)
     where = {ENDPOINTS_OPTION: endpoints.pack(), "selection": msgspec.json.encode(selection).decode()}
     frame = spark.read.format(source.name()).options(frame=uuid4().hex, **where, **options).load()

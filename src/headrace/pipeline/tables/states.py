@@ -16,14 +16,14 @@ from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import one_line
 from headrace.pipeline.tables.frames import journal_frame
-from headrace.protocol import event_of_row
+from headrace.protocol import check_finite, event_of_row
 from headrace.store import EventRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Fold", "event_of_columns", "state_as_of"]
+__all__ = ["Fold", "event_of_columns", "state_as_of", "state_text"]
 
 Fold: TypeAlias = Callable[[Any, StoredEvent], Any]
 
@@ -100,13 +100,13 @@ class StateFold:
             for row in _rows(batch):
                 if (row[0], row[1]) != journal:
                     if journal is not None:
-                        yield *journal, last, count, first == 1, _text(journal[1], state)
+                        yield *journal, last, count, first == 1, state_text(journal[1], state)
                     journal, state = (row[0], row[1]), copy.deepcopy(self._initial)
                     first, count = row[2].seq_nr, 0
                 state = self._next(row[1], state, row[2])
                 last, count = row[2].seq_nr, count + 1
         if journal is not None:
-            yield *journal, last, count, first == 1, _text(journal[1], state)
+            yield *journal, last, count, first == 1, state_text(journal[1], state)
 
     def _next(self, key: str, state: object, event: StoredEvent) -> object:
         try:
@@ -115,10 +115,14 @@ class StateFold:
             raise OperationFailed(f"folding event {event.seq_nr} of {key!r}", one_line(error)) from error
 
 
-def _text(key: str, state: object) -> str:
+def state_text(key: str, state: object) -> str:
+    """Return the state of a journal as JSON. Raises OperationFailed for what JSON can't carry."""
     try:
-        return msgspec.json.encode(state).decode()
-    except TypeError as error:
+        text = msgspec.json.encode(state).decode()
+        if "null" in text:
+            check_finite(state)
+        return text
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise OperationFailed(f"writing the state of {key!r} as JSON", str(error)) from error
 
 

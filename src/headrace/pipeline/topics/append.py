@@ -12,6 +12,7 @@ from headrace.log import Log
 from headrace.model import NewRecord
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.spark.session import provide_interpreter
 from headrace.pipeline.topics.avro_write import ColumnEncoding, encoded
 from headrace.serde import BlockingRegistry, framed_key_partition
 
@@ -57,6 +58,7 @@ def append_frame(
     async def partitions() -> int:
         return (await (await log_of(endpoints)).admin.describe(topic)).partitions
 
+    provide_interpreter(frame.sparkSession)
     count, is_framed = run(partitions()), False
     _check_names(frame)
     if registry is not None:

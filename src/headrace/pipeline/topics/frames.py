@@ -48,6 +48,7 @@ def topic_frame(
     does it; the registry is read after the log, so it has the schema of every record. Raises UnknownTopic,
     UnknownSubject.
     """
+    _check_edges((start, end), (int, datetime, Mapping))
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names or (registry is not None and len(names) > 1):
         raise BadArgument("topics", topics, "name at least one" if not names else "one topic has one type; name one")
@@ -84,11 +85,18 @@ def compact(
 
     if by not in ("offset", "time"):
         raise BadArgument("by", by, "it must be 'offset' or 'time'")
+    _check_edges((start, end), (int, datetime))
     others = [column for column in frame.columns if column not in ("topic", "key")]
     order = f.col("offset") if by == "offset" else f.struct("timestamp", "offset")
     newest = f.max_by(f.struct(*others), order).alias("newest")
     found = _window(frame, start, end).where("key IS NOT NULL").groupBy("topic", "key").agg(newest)
     return found.where("newest.value IS NOT NULL").select("topic", "key", "newest.*")
+
+
+def _check_edges(edges: Sequence[object], kinds: tuple[type, ...]) -> None:
+    for name, edge in zip(("start", "end"), edges, strict=True):
+        if edge is not None and (isinstance(edge, bool) or not isinstance(edge, kinds)):
+            raise BadArgument(name, edge, "it must be an offset or a time (a datetime)")
 
 
 def _window(frame: DataFrame, start: int | datetime | None, end: int | datetime | None) -> DataFrame:
