@@ -22,7 +22,7 @@ from tests.gateway.test_short_way import HOSTS, Answer, asked, connected, next_a
 
 from headrace.app import Headrace, connect
 from headrace.engine import CommandContext, Engine, Reject
-from headrace.gateway import RunningGateway, serving
+from headrace.gateway import GatewayRequest, GatewayRoute, RouteAnswer, RunningGateway, serving
 from headrace.gateway.metrics import IN_FLIGHT
 from headrace.gateway.plain_commands import PlainCommands
 from headrace.gateway.suspension import Suspension
@@ -327,6 +327,19 @@ async def test_commands_that_come_together_or_in_pieces_are_answered_in_order(se
             assert status in answer.status
     read = await served.hr.engine(notes).aggregate("pieces").read()
     assert read.version == 5 + len(range(1, len(known), 3))
+
+
+async def test_a_route_of_the_application_comes_first(served: Served) -> None:
+    """G1: a route with a fixed name where that of commands has a parameter is asked, whatever is known of requests."""
+
+    async def handler(request: GatewayRequest) -> object:
+        return {"own": True}
+
+    route = GatewayRoute("POST", f"{ENGINE}/own/commands/Look", handler, "Own.", "Own", RouteAnswer("Done."))
+    app = served.hr.gateway(notes, routes=[route])
+    async with serving(app, served.hr.settings.gateway) as running:
+        found = await asked(running, [post(PATHS[0]), *[post(f"{ENGINE}/own/commands/Look")] * 2])
+    assert ['"own":true' in each.body for each in found] == [False, True, True]
 
 
 async def test_known_commands_count_and_need_permission(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

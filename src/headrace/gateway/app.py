@@ -101,13 +101,19 @@ class GatewayApp:
         )
         self._recorder = None if console is None else ConsoleRecorder(console, every_s=settings.console_sample_s)
         commands = EngineRoutes(engines)
-        self.plain_commands = PlainCommands(
-            commands,
-            self._origins,
-            self._admission,
-            self._suspension,
-            self._clocks,
-            timeout_s=settings.request_timeout_s,
+        # A route of the application may be more special than the one of commands, and comes first then.
+        has_special = any(route.path.startswith("/engines/") for route in routes)
+        self.plain_commands = (
+            None
+            if has_special
+            else PlainCommands(
+                commands,
+                self._origins,
+                self._admission,
+                self._suspension,
+                self._clocks,
+                timeout_s=settings.request_timeout_s,
+            )
         )
         own = [*_log_routes(parts, settings, terms), *served.routes(), *commands.routes()]
         pages = self._console_routes(console, parts, engines, version)

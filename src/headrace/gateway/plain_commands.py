@@ -130,7 +130,10 @@ class PlainCommands:
         at, end = data.find(_VERSION), data.find(_END)
         if not data.startswith(_START) or not 0 < at < end <= at + _MOST_HEAD_BYTES:
             return
-        found, (same, lengths, command_ids) = RequestHeaders(headers), _lines_of(data[at : end + 2])
+        same, lengths, command_ids = _lines_of(data[at : end + 2])
+        if same in self._heads:
+            return
+        found = RequestHeaders(headers)
         is_plain = found.has_none_of(_ORDINARY) and is_json_type(found) and self._origins.has_known_host(found)
         has_all = found.getlist("content-length") == [each.decode() for each in lengths] and (
             found.getlist("idempotency-key") == [each.decode() for each in command_ids]
@@ -183,7 +186,7 @@ class PlainCommands:
 
     async def _answered(self, sent: _Sent, dates: Sequence[tuple[bytes, bytes]]) -> WholeAnswer:
         """Send the command, and return the answer, whatever happens on the way."""
-        request_id, status = new_request_id(), 0
+        request_id = new_request_id()
         try:
             response = await self._response(sent)
         except Forbidden as error:
