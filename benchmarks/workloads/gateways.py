@@ -87,7 +87,7 @@ def was_counted(counted: Counted | None, event: WasCounted) -> Counted:
 class ConstantAnswer:
     """An ASGI application with one answer, served in the gateway's place by the same server."""
 
-    plain_reads = None
+    plain_reads = plain_commands = None
 
     def __init__(self, body: bytes) -> None:
         self._start = {

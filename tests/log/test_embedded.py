@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,14 @@ from headrace.config import EmbeddedLogSettings, LogSettings
 from headrace.errors import (
     BadArgument,
     Closed,
+    Fenced,
     FolderUnusable,
     IncompatibleData,
     NothingThere,
+    RecordTooLarge,
     TimedOut,
     UnknownBackend,
+    UnknownPartition,
     UnknownTopic,
     UnreadableRecord,
 )
@@ -31,7 +35,8 @@ from headrace.log.embedded.append import LogCall
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.schema import MAX_OFFSET
 from headrace.log.metrics import FETCHES
-from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
+from headrace.model import Cleanup, NewRecord, SoundRecords, TopicConfig, TopicPartition
+from headrace.sqlite import GroupCommit
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 from headrace.testing.processes import running
@@ -526,6 +531,80 @@ async def test_a_commit_wakes_only_those_who_follow_its_partition(log: Log) -> N
     finally:
         following_it.cancel()
         await asyncio.gather(following_it, return_exceptions=True)
+
+
+async def test_a_follower_reads_once_for_each_commit(log: Log) -> None:
+    """Reading costs a thread: whoever has read all that there is waits for the next commit, and does not look again."""
+    topic = await new_topic(log)
+    seen: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def follow() -> None:
+        async for batch in log.read(TopicPartition(topic, 0), 0):
+            for record in batch.records:
+                seen.put_nowait(record.value)
+
+    following_it = asyncio.create_task(follow())
+    try:
+        await log.append([NewRecord(topic, None, b"first", partition=0)])
+        assert await asyncio.wait_for(seen.get(), 10) == b"first"
+        before = FETCHES.labels("embedded", topic)._value.get()
+        for n in range(20):
+            await log.append([NewRecord(topic, None, b"%d" % n, partition=0)])
+            assert await asyncio.wait_for(seen.get(), 10) == b"%d" % n
+        assert FETCHES.labels("embedded", topic)._value.get() - before < 30
+    finally:
+        following_it.cancel()
+        await asyncio.gather(following_it, return_exceptions=True)
+
+
+async def test_sound_records_go_to_the_writer_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction of them changes threads for its commit alone; other records are looked at when they are added."""
+    topic = await new_topic(log)
+    submitted: list[object] = []
+    submit = GroupCommit.submit
+
+    def spy(commits: GroupCommit[Any], work: object) -> asyncio.Future[Any]:
+        if "transactions" in type(work).__module__:
+            submitted.append(work)
+        return submit(commits, work)
+
+    monkeypatch.setattr(GroupCommit, "submit", spy)
+    producer = await log.transactional("once")
+    for records, times in (([NewRecord(topic, b"k", b"v")], 2), (SoundRecords([NewRecord(topic, b"k", b"v")]), 1)):
+        submitted.clear()
+        await producer.begin()
+        await producer.append(records)
+        await producer.commit()
+        assert len(submitted) == times
+    assert len(await read_all(log, topic)) == 2
+    await producer.close()
+
+
+async def test_sound_records_that_are_refused_at_the_commit_leave_nothing(log: Log) -> None:
+    """Whoever vouched for them was wrong: nothing of the transaction is written, and the next one works."""
+    topic = await new_topic(log)
+    producer = await log.transactional("refused")
+    for wrong, error in (
+        (NewRecord("not-there", b"k", b"v"), UnknownTopic),
+        (NewRecord(topic, b"k", b"v", partition=99), UnknownPartition),
+        (NewRecord(topic, b"k", b"v" * 20_000_000), RecordTooLarge),
+    ):
+        await producer.begin()
+        await producer.append(SoundRecords([NewRecord(topic, b"k", b"lost"), wrong]))
+        with pytest.raises(error):
+            await producer.commit()
+    await producer.begin()
+    await producer.append(SoundRecords([NewRecord(topic, b"k", b"kept")]))
+    await producer.commit()
+    assert values(await read_all(log, topic)) == [b"kept"]
+    later = await log.transactional("refused")
+    await producer.begin()
+    await producer.append(SoundRecords([NewRecord(topic, b"k", b"fenced")]))
+    with pytest.raises(Fenced):
+        await producer.commit()
+    assert values(await read_all(log, topic)) == [b"kept"]
+    await producer.close()
+    await later.close()
 
 
 async def test_one_who_waits_at_the_end_of_a_partition_learns_that_its_topic_is_gone(log: Log) -> None:

@@ -126,6 +126,26 @@ async def test_a_change_made_before_the_wait_is_not_missed(path: Path) -> None:
         await watch.wait(since=seen)
 
 
+async def test_a_commit_that_is_announced_wakes_those_who_wait_once(path: Path) -> None:
+    """Nobody is woken again by the look at the file that finds the same commit; one of another process still counts."""
+    watch, writer = ChangeWatch(path), connect(path)
+    for n in range(20):
+        waiting = asyncio.create_task(watch.wait(since=watch.version, timeout_s=10))
+        await asyncio.sleep(0)  # it waits, and the file is looked at from now on
+        writer.execute("INSERT INTO words VALUES (?)", (str(n),))
+        watch.announce()
+        assert await waiting
+        seen, looks = watch.version, watch.polls
+        waiting = asyncio.create_task(watch.wait(since=seen, timeout_s=10))
+        while watch.polls < looks + 2:  # noqa: ASYNC110 - the file is only looked at
+            await asyncio.sleep(0.001)
+        assert watch.version == seen
+        writer.execute("DELETE FROM words")  # not announced, as if another process had done it
+        assert await waiting
+    writer.close()
+    await watch.close()
+
+
 def acquire(db: sqlite3.Connection, owner: str, *, now_ms: int, boot_id: str = "b1") -> Lease:
     """Take the lease, which must be free."""
     lease = Leases.acquire(db, "house", owner, boot_id=boot_id, now_ms=now_ms, ttl_ms=100)

@@ -41,6 +41,23 @@ class Admission:
         """Count a request that is answered at this moment; False, and nothing is counted, if it has to be refused."""
         return self._in_flight.has_room(share) and self._rates.take_if_free(share)
 
+    def enter_plain(self, share: str, body_bytes: int) -> bool:
+        """Count a request with a body that is handled from now on; False, and nothing is counted, if it is refused.
+
+        It holds a place, and the bytes of its body, until `leave_plain`.
+        """
+        is_small = body_bytes <= self._settings.max_body_bytes and self._bodies.has_room(body_bytes)
+        if not is_small or not self.count_plain(share):
+            return False
+        self._in_flight.enter(share)
+        self._bodies.hold(body_bytes)
+        return True
+
+    def leave_plain(self, share: str, body_bytes: int) -> None:
+        """Give back what `enter_plain` has taken."""
+        self._bodies.release(body_bytes)
+        self._in_flight.leave(share)
+
     def admit_plain(self, exchange: Exchange, match: Match) -> GatewayRequest:
         """Admit a request that `is_plain`: it has no credentials, so that nothing has to be waited for.
 

@@ -34,6 +34,7 @@ from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED, SOCKETS, STREAMS, RequestClocks
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
+from headrace.gateway.plain_commands import PlainCommands
 from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.problems import problem_of, problem_response
@@ -64,7 +65,7 @@ class GatewayApp:
     `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. With `console` there is a page for operators.
     `routes` are further routes in the gateway's own manner. `beside` is any ASGI application; it gets what no route
     takes, with the Caller in `scope["headrace.caller"]`. `find_missing` tells which partitions of them have no owner.
-    A server may ask `plain_reads` before it makes a request of ASGI.
+    A server may ask `plain_reads` and `plain_commands` before it makes a request of ASGI.
     """
 
     def __init__(
@@ -99,7 +100,22 @@ class GatewayApp:
             has_authentication=settings.has_authentication,
         )
         self._recorder = None if console is None else ConsoleRecorder(console, every_s=settings.console_sample_s)
-        own = [*_log_routes(parts, settings, terms), *served.routes(), *EngineRoutes(engines).routes()]
+        commands = EngineRoutes(engines)
+        # A route of the application may be more special than the one of commands, and comes first then.
+        has_special = any(route.path.startswith("/engines/") for route in routes)
+        self.plain_commands = (
+            None
+            if has_special
+            else PlainCommands(
+                commands,
+                self._origins,
+                self._admission,
+                self._suspension,
+                self._clocks,
+                timeout_s=settings.request_timeout_s,
+            )
+        )
+        own = [*_log_routes(parts, settings, terms), *served.routes(), *commands.routes()]
         pages = self._console_routes(console, parts, engines, version)
         self._table = RouteTable([*own, *self._operations.routes(), *pages, *routes])
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from headrace.engine import EngineClient, Rejected, Success
+from headrace.engine import Aggregate, EngineClient, Rejected, Success
 from headrace.errors import (
     BadArgument,
     NotFound,
@@ -34,12 +34,13 @@ from headrace.gateway.routes import (
 from headrace.observe import get_logger
 from headrace.protocol import check_text
 
-__all__ = ["EngineRoutes"]
+__all__ = ["COMMAND_PATH", "EngineRoutes"]
 
 _logger = get_logger(__name__)
 
 _GROUP = "Engines"
 _ONE = "/engines/{engine}/{id}"
+COMMAND_PATH = f"{_ONE}/commands/{{command}}"
 _TOKEN_NAME = TOKEN_HEADER.lower().encode()
 _MOST_ID_BYTES = 255
 _RESULT = {"type": "object", "required": ["version", "events", "since", "is_repeated"]}
@@ -50,6 +51,10 @@ class EngineRoutes:
 
     def __init__(self, engines: Sequence[EngineClient[Any]]) -> None:
         self._engines = {each.engine.name: each for each in engines}
+
+    def clients(self) -> Iterable[EngineClient[Any]]:
+        """Return the engines that are served."""
+        return self._engines.values()
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
@@ -76,7 +81,7 @@ class EngineRoutes:
             ),
             route(
                 "POST",
-                f"{_ONE}/commands/{{command}}",
+                COMMAND_PATH,
                 self.send,
                 "Send a command to an aggregate; the answer comes when its events are in the log.",
                 answer=RouteAnswer("What the command led to.", content={JSON: _RESULT}, has_token=True),
@@ -110,16 +115,25 @@ class EngineRoutes:
         """Send a command. Raises RejectedCommand if the application does not accept it, and what the engine raises."""
         client = self._client(request)
         command = _command_of(client, request)
-        expected = _expected_of(request)
+        expected, command_id, since = _expected_of(request), _command_id_of(request), request.text("since")
+        aggregate = client.aggregate(request.path["id"])
+        return await self.result(client, aggregate, command, command_id=command_id, expected=expected, since=since)
+
+    async def result(
+        self,
+        client: EngineClient[Any],
+        aggregate: Aggregate[Any],
+        command: Any,  # noqa: ANN401 - of the application's class
+        *,
+        command_id: str | None = None,
+        expected: int | None = None,
+        since: str | None = None,
+    ) -> ReadyResponse:
+        """Send a command and return the answer to it. Raises as `send`."""
         try:
-            result = await client.aggregate(request.path["id"]).send(
-                command,
-                command_id=_command_id_of(request),
-                expected_version=expected,
-                since=request.text("since"),
-            )
+            result = await aggregate.send(command, command_id=command_id, expected_version=expected, since=since)
         except WrongVersion as error:
-            raise PreconditionFailed(repr(request.path["id"])) from error
+            raise PreconditionFailed(repr(aggregate.id)) from error
         if isinstance(result, Rejected):
             raise RejectedCommand(result.code, result.message, msgspec.to_builtins(dict(result.details)))
         body = msgspec.json.encode(_as_json(client, result))

@@ -104,9 +104,13 @@ class BodyBytes:
         """The bytes that are held."""
         return self._held_bytes
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return True if so many bytes more may be held."""
+        return self._held_bytes + size_bytes <= self._limit_bytes
+
     def hold(self, size_bytes: int) -> None:
         """Count bytes that have come. Raises Busy if there are too many, and counts nothing then."""
-        if self._held_bytes + size_bytes > self._limit_bytes:
+        if not self.has_room(size_bytes):
             REFUSED.labels("bodies").inc()
             raise Busy("the gateway (bytes of bodies)", self._limit_bytes)
         self._held_bytes += size_bytes

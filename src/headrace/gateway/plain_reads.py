@@ -29,13 +29,13 @@ from headrace.gateway.suspension import Suspension
 from headrace.keyspace import KeyspaceClient
 from headrace.observe import get_logger, span
 
-__all__ = ["PlainReads"]
+__all__ = ["SEGMENT", "PlainReads"]
 
 _logger = get_logger(__name__)
 _is_logged = logging.getLogger(__name__).isEnabledFor
 _START, _VERSION = b"GET /keyspaces/", b" HTTP/1.1\r\n"
 # A segment of a path that says one thing to every parser.
-_SEGMENT = re.compile(rb"(?:[\w.~:@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+", re.ASCII)
+SEGMENT = re.compile(rb"(?:[\w.~:@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+", re.ASCII)
 # Such a request is about more than the value of a key, or is another one each time; or its connection is.
 _ORDINARY = NOT_PLAIN | {"connection", "expect", "headrace-token", "upgrade", "x-request-id"}
 _KEEP_ALIVE = "keep-alive"
@@ -126,7 +126,7 @@ class PlainReads:
             return None
         start, _, segment = data[4:at].rpartition(b"/")
         place = self._places.get(start)
-        if place is None or not _SEGMENT.fullmatch(segment) or not _is_json(head, place.form.media_types):
+        if place is None or not SEGMENT.fullmatch(segment) or not _is_json(head, place.form.media_types):
             return None
         caller = self._admission.anonymous(address)
         if not caller.may("read", "keyspace", place.keyspace) or self._suspension.is_suspended:

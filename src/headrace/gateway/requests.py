@@ -21,6 +21,7 @@ __all__ = [
     "GatewayRequest",
     "ReadyResponse",
     "chosen_media_type",
+    "is_json_type",
     "wanted_media_type",
     "whole_number",
 ]
@@ -97,9 +98,8 @@ class GatewayRequest:
 
     def json(self, form: type[T]) -> T:
         """Return the body, which must be JSON of this form. Raises BadArgument, WrongMediaType."""
-        sent = self.content_type
-        if sent and sent != JSON and not sent.endswith("+json"):
-            raise WrongMediaType("Content-Type", sent, tuple(self.route.body or (JSON,)))
+        if not is_json_type(self.headers):
+            raise WrongMediaType("Content-Type", self.content_type, tuple(self.route.body or (JSON,)))
         try:
             return msgspec.json.decode(self.body, type=form)
         except msgspec.ValidationError as error:
@@ -110,7 +110,7 @@ class GatewayRequest:
     @property
     def content_type(self) -> str:
         """The media type of the body, without parameters."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return _content_type(self.headers)
 
     def wants(self, offered: Sequence[str]) -> str:
         """Return the media type to answer in, of those that are offered. Raises WrongMediaType."""
@@ -147,6 +147,17 @@ def _token_of(headers: Headers) -> str | None:
     """Return the tokens of the header as one. Raises BadToken, also for routes that have no use for a token."""
     lines = headers.getlist(TOKEN_HEADER)
     return combine_tokens(*(text.strip() for line in lines for text in line.split(","))) if lines else None
+
+
+def _content_type(headers: Headers) -> str:
+    sent: str = headers.get("content-type", "")
+    return sent.partition(";")[0].strip().lower()
+
+
+def is_json_type(headers: Headers) -> bool:
+    """Return True if the body may be JSON: the header Content-Type says so, or says nothing."""
+    sent = _content_type(headers)
+    return not sent or sent == JSON or sent.endswith("+json")
 
 
 def whole_number(text: str) -> int | None:

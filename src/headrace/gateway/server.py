@@ -11,13 +11,13 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.config import GatewaySettings
 from headrace.errors import GatewayUnprotected, KeysUnusable, ListenFailed
@@ -25,6 +25,7 @@ from headrace.gateway.app import GatewayApp
 from headrace.gateway.guards import ConnectionGuards, GuardedSocket
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.origins import host_and_port, is_loopback
+from headrace.gateway.plain_commands import PlainCommands, WholeAnswer
 from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.problems import PROBLEM_JSON
 from headrace.observe import get_logger
@@ -122,7 +123,7 @@ class _Server(uvicorn.Server):
 def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's settings. Raises KeysUnusable."""
     tls, guards = settings.tls, ConnectionGuards(settings)
-    http = partial(GuardedProtocol, guards=guards, plain_reads=app.plain_reads)
+    http = partial(GuardedProtocol, guards=guards, plain_reads=app.plain_reads, plain_commands=app.plain_commands)
     config = uvicorn.Config(
         app,
         http=http,  # type: ignore[arg-type] # it makes one
@@ -180,11 +181,13 @@ class GuardedProtocol(HttpToolsProtocol):
         *args: Any,  # noqa: ANN401 - uvicorn's own
         guards: ConnectionGuards,
         plain_reads: PlainReads | None,
+        plain_commands: PlainCommands | None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*args, **kwargs)
         self._guards = guards
         self._plain_reads = plain_reads
+        self._plain_commands = plain_commands
         self._answered_s = 0.0
         self._begun = 0
         self._address: str | None = None
@@ -220,8 +223,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self._is_refused:
             return
-        reads = self._plain_reads if self._is_between_requests() else None
-        if reads is not None and self._answered(reads, data):
+        is_between = self._is_between_requests()
+        if is_between and self._is_known(data):
             return
         begun = self._begun
         if not self._is_in_head and not self._is_in_body:
@@ -234,8 +237,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
         self._check_sizes()
         is_whole = self._begun == begun + 1 and not (self._is_in_head or self._is_in_body or self._is_refused)
-        if reads is not None and is_whole and data.endswith(b"\r\n\r\n"):
-            reads.learn(data, self.headers)
+        if is_between and is_whole:
+            self._learn(data)
+
+    def _learn(self, data: bytes) -> None:
+        """Remember the headers of a request that came alone and in one piece."""
+        if self._plain_reads is not None and data.endswith(b"\r\n\r\n"):
+            self._plain_reads.learn(data, self.headers)
+        if self._plain_commands is not None:
+            self._plain_commands.learn(data, self.headers)
 
     def _is_between_requests(self) -> bool:
         """Return True if nothing of a request has come that is not answered, and the client takes its answers."""
@@ -246,8 +256,55 @@ class GuardedProtocol(HttpToolsProtocol):
             and not (self.pipeline or self.flow.write_paused or self.transport.is_closing())
         )
 
+    def _is_known(self, data: bytes) -> bool:
+        """Answer a request that is known, or begin to; return False if it is to be parsed."""
+        if self._plain_reads is not None and self._answered(self._plain_reads, data):
+            return True
+        return self._plain_commands is not None and self._begun_command(self._plain_commands, data)
+
+    def _begun_command(self, commands: PlainCommands, data: bytes) -> bool:
+        """Begin to answer a command that is known; return False if it is to be parsed."""
+        dates, most_bytes = self.server_state.default_headers, self._guards.max_header_bytes
+        answer = commands.begin(data, self._address or "", dates, most_bytes)
+        if answer is None:
+            return False
+        self._unset_keepalive_if_required()
+        self._stop_head_timer()
+        self._is_in_head = False
+        # uvicorn finds in it that a request is being answered, and leaves word there when the connection is to end.
+        cycle = self.cycle = RequestResponseCycle(
+            scope={},  # type: ignore[typeddict-item] # nobody looks at it
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=dates,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        task = self.loop.create_task(self._finish(cycle, answer))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        return True
+
+    async def _finish(self, cycle: RequestResponseCycle, answer: Coroutine[Any, Any, WholeAnswer]) -> None:
+        """Send an answer when it is there, as uvicorn's cycle does with those of ASGI."""
+        head, body = await answer
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(b"%b%b\r\n%b" % (head, b"" if cycle.keep_alive else b"connection: close\r\n", body))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
     def _answered(self, reads: PlainReads, data: bytes) -> bool:
-        """Answer a request that is known and need not wait for anything; return False if it is to be parsed."""
+        """Answer a request that need not wait for anything; return False if it has to, or is not known."""
         if len(data) > self._guards.max_header_bytes:
             return False
         answer = reads.answer(data, self._address or "", self.server_state.default_headers)

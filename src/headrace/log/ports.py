@@ -76,12 +76,13 @@ class TransactionalProducer(Protocol):
         """Open a transaction.
 
         Raises TransactionMisused if one is open, Fenced if the id was taken over, TransactionFailed if the id must be
-        taken again first.
+        taken again first. A take-over that is not known yet shows later, at the commit at the latest.
         """
         ...
 
     async def append(self, records: Sequence[NewRecord]) -> None:
-        """Add records to the open transaction. Records that can't be written are refused here."""
+        """Add records to the open transaction. Records that can't be written are refused here; SoundRecords, for which
+        their maker vouches, may be refused at the commit instead, after which no transaction is open."""
         ...
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:

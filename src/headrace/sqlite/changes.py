@@ -50,6 +50,13 @@ class ChangeWatch:
 
     def announce(self) -> None:
         """Wake all waiting tasks: this process has committed."""
+        if self._poller is not None and not self._poller.done() and not self._is_closed:
+            # The poller would find this commit, too, and wake everybody once more for it. What others have committed
+            # before this look is in the file for those who are woken now.
+            self._seen = self._version()
+        self._wake()
+
+    def _wake(self) -> None:
         self._count += 1
         self._changed_at_s = time.monotonic()
         waiters, self._waiters = self._waiters, set()
@@ -96,7 +103,7 @@ class ChangeWatch:
             version = self._version()
             if version != self._seen:
                 self._seen = version
-                self.announce()
+                self._wake()
             await asyncio.sleep(next_interval_s(self._interval_s, quiet_s=time.monotonic() - self._changed_at_s))
 
     def _version(self) -> int:

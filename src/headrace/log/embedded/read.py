@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -61,8 +61,16 @@ def find_offset_at(db: sqlite3.Connection, at: TopicPartition, timestamp_ms: int
     return offset_of(row[0]) if row else None
 
 
-def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
-    """Return the partition's id and the records from `start` on. Raises OffsetOutOfRange."""
+class Fetched(NamedTuple):
+    """The records from an offset on; `is_all` says that there are no more now."""
+
+    partition_id: int
+    batch: Batch
+    is_all: bool
+
+
+def fetch(db: sqlite3.Connection, ask: Fetch) -> Fetched:
+    """Return the partition's records from `start` on. Raises OffsetOutOfRange."""
     partition_id, start, end = partition_row(db, ask.at)
     if ask.partition_id not in (None, partition_id):
         raise UnknownTopic(ask.at.topic)  # the topic was deleted and created again meanwhile: these are other records
@@ -73,7 +81,8 @@ def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
     with closing(db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, bounds)) as rows:
         records, is_full = _some(ask.at, rows)
     is_full = is_full or len(records) == ask.max_records
-    return partition_id, Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
+    batch = Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
+    return Fetched(partition_id, batch, batch.next_offset >= end)
 
 
 def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]:
@@ -115,6 +124,7 @@ class PartitionReader:
         self._at = at
         self._partition_id: int | None = None
         self._unreadable: int | None = None
+        self._has_all = False
         self.position = start
 
     def expect_same(self, other: PartitionReader) -> None:
@@ -125,7 +135,7 @@ class PartitionReader:
         """Return the records that are there now, without waiting; the position moves."""
         ask = Fetch(self._at, self.position, end, max_records, headers_only, self._partition_id)
         try:
-            self._partition_id, batch = await self._readers.run(lambda db: fetch(db, ask))
+            self._partition_id, batch, self._has_all = await self._readers.run(lambda db: fetch(db, ask))
         except UnreadableRecord as error:
             self._unreadable = error.offset
             raise
@@ -160,9 +170,10 @@ class PartitionReader:
             if self.position > before:
                 yield batch
                 moved_at_s = loop.time()
-            elif end is None:
-                await self._wait(version)
-            elif before < end:
+            if end is None:
+                if self._has_all:  # there is more when the file has another version
+                    await self._wait(version)
+            elif self.position == before < end:
                 # Commits to other partitions of the file wake this reader too; they are no progress.
                 left_s = moved_at_s + timeout_s - loop.time()
                 if left_s <= 0 or not await self._changes.wait(since=version, timeout_s=left_s):

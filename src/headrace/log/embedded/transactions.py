@@ -19,7 +19,7 @@ from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
 from headrace.log.serial_calls import SerialCalls
-from headrace.model import NewRecord, Position, TopicPartition
+from headrace.model import NewRecord, Position, SoundRecords, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit
 
@@ -129,12 +129,19 @@ class EmbeddedTransactions:
         self._calls = SerialCalls()
 
     async def begin(self) -> None:
-        """Open a transaction."""
-        await self._calls.run(self._begin)
+        """Open a transaction. A take-over that is not known yet shows at the first append or the commit."""
+        if self._calls.is_idle:
+            self._begin_now()
+        else:
+            await self._calls.run(self._begin)
 
     async def append(self, records: Sequence[NewRecord]) -> None:
-        """Add records."""
-        await self._calls.run(self._append, checks.check_records(records))
+        """Add records. SoundRecords are not looked at before the commit, which saves a change of threads."""
+        checked = checks.check_records(records)
+        if type(checked) is SoundRecords and self._calls.is_idle:
+            self._current("append").records.extend(checked)
+        else:
+            await self._calls.run(self._append, checked)
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets along."""
@@ -153,11 +160,13 @@ class EmbeddedTransactions:
         await self._calls.run(self._close)
 
     async def _begin(self) -> None:
+        self._begin_now()
+
+    def _begin_now(self) -> None:
         if self._is_closed:
             raise Closed(f"transactional producer {self.transactional_id!r}")
         if self._open is not None:
             raise TransactionMisused(self.transactional_id, "one is open already; commit or abort it first")
-        await self._commits.submit(_Check(self._owner, ()))
         self._open = _Open(self._clock.monotonic_s())
 
     async def _append(self, records: Sequence[NewRecord]) -> None:
