@@ -41,7 +41,7 @@ def test_every_key_has_one_linear_history(size: Size, part: int) -> None:
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_leases_of_different_lengths_keep_one_linear_history(size: Size, part: int) -> None:
     """C14, C15: lengths differ and change, owners are deposed in a row, and processes get no processor for long."""
-    for seed in range(part, size(300, 10_000), _PARTS):
+    for seed in range(part, size(180, 10_000), _PARTS):
         problems = run_history(seed, (*HARMS, *CHAINS, "starve"), UnevenWorld)
         assert not problems, f"history {seed}: {problems[0]} ({len(problems)} problems)"
 

@@ -18,7 +18,6 @@ from headrace.cluster.epochs import (
     Epoch,
     Identity,
     OwnershipRecord,
-    Release,
     batch_of,
     ownership_in,
     rank_of,
@@ -148,7 +147,7 @@ def due_s(
     last = view.last
     if last is None:
         return view.since_s + later_s
-    if isinstance(last, Release):
+    if not isinstance(last, Epoch):
         return view.last_s + later_s
     if last.by == me:
         return view.last_s
