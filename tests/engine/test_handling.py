@@ -403,6 +403,32 @@ def test_an_engine_uses_each_topic_for_one_thing(topics: dict[str, Any]) -> None
         Engine("x", state=Account, **topics)
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"batch_commands": 0},
+        {"batch_bytes": 0},
+        {"waiting": 0},
+        {"reply_bytes": 0},
+        {"timers": -1},
+        {"command_ids": -1},
+        {"command_ids": True},
+        {"command_ids": 1.5},
+        {"batch_commands": "5"},
+        {"command_ids_s": -1.0},
+        {"command_ids_s": float("nan")},
+        {"idle_s": "30"},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("inf")},
+    ],
+)
+def test_limits_under_which_nothing_could_be_handled_are_refused(limits: dict[str, Any]) -> None:
+    """N41: an engine without room for one command would be served, and let all its callers wait."""
+    with pytest.raises(BadArgument, match=f"{next(iter(limits))} is"):
+        EngineLimits(**limits)
+    EngineLimits(command_ids=0, command_ids_s=0, command_ids_bytes=0, remembered_reply_bytes=0, idle_s=0, timers=0)
+
+
 @pytest.mark.parametrize("tags", ["vip", b"vip", None, 5])
 async def test_tags_that_are_no_list_fail_their_command(tags: Any) -> None:
     """N8: a text would become a tag for each of its letters, for as long as the journal lives."""

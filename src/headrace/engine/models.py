@@ -18,6 +18,7 @@ annotation of its second parameter.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -56,6 +57,8 @@ EventHandler: TypeAlias = Callable[[Any, Any], Any]
 TagsOf: TypeAlias = Callable[[Any], Sequence[str]]
 
 DEFAULT_PARTITIONS = 16
+# Without room for one command an engine would let all its callers wait.
+_AT_LEAST_ONE = ("reply_bytes", "waiting", "batch_commands", "batch_bytes")
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,17 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 30.0
     timeout_s: float = 10.0
     timers: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which no command could be handled. Raises BadArgument."""
+        for name in self.__struct_fields__:
+            value, is_time = getattr(self, name), name.endswith("_s")
+            least = 1 if name in _AT_LEAST_ONE else 0
+            if type(value) not in ((int, float) if is_time else (int,)) or not least <= value < math.inf:
+                kind = "a number of seconds" if is_time else "a whole number"
+                raise BadArgument(name, value, f"it must be {kind}, {least} or more")
+        if not self.timeout_s:
+            raise BadArgument("timeout_s", self.timeout_s, "commands need a time above 0")
 
 
 class Handler(NamedTuple):
