@@ -13,7 +13,7 @@ import pytest_asyncio
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config import KafkaLogSettings
-from headrace.errors import Closed, Forbidden, TransactionFailed, Unavailable, Unreachable
+from headrace.errors import Closed, Forbidden, TimedOut, TransactionFailed, Unavailable, UnknownTopic, Unreachable
 from headrace.log.kafka.client import ClientConfigs, Threads
 from headrace.log.kafka.deliveries import DeliveryFailed, ManyRecords, OneRecord
 from headrace.log.kafka.faults import Faults
@@ -139,6 +139,43 @@ async def test_a_change_is_unknown_only_when_an_attempt_was_not_answered(threads
             await cluster.ask("create topic 't'", cluster.list_offsets, change=change)
         assert failed.value.outcome_known is is_known
         assert change.may_be_made is not is_known
+
+
+class MadeCluster(ScriptedCluster):
+    """One that has just made the topic, with what its controller says when it is asked to make it once more."""
+
+    def __init__(self, threads: Threads, script: Script, controller: Script) -> None:
+        super().__init__(threads, script)
+        self.create_topics = controller
+        self.expect(AT.topic)
+
+
+async def test_a_broker_that_has_not_heard_of_a_new_topic_is_asked_again(threads: Threads) -> None:
+    """FM3: brokers learn of a topic one after the other; while the controller has it, it is there."""
+    script = Script(KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_OR_PART, Answer(7))
+    cluster = MadeCluster(threads, script, Script(KafkaError._TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS))
+    assert await find_offset_at(cluster, AT, 1) == 7
+
+
+async def test_a_topic_that_brokers_never_hear_of_is_no_unknown_one(threads: Threads) -> None:
+    """FM3: whoever made it must not be told to make it; the request was not answered in time."""
+    script = Script(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    cluster, change = MadeCluster(threads, script, Script(KafkaError.TOPIC_ALREADY_EXISTS)), Change()
+    with pytest.raises(TimedOut) as failed:
+        await cluster.ask("configure topic 't'", script, topic=AT.topic, change=change)
+    assert failed.value.outcome_known
+    assert not change.may_be_made
+
+
+async def test_a_topic_that_is_gone_is_unknown_at_once(threads: Threads) -> None:
+    """FM3: nobody waits for a topic that another process has deleted, nor for one that was never made."""
+    gone, unknown = Script(KafkaError.UNKNOWN_TOPIC_OR_PART), Script(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    controller = Script(None)
+    made, other = MadeCluster(threads, gone, controller), ScriptedCluster(threads, unknown)
+    for cluster in (made, made, other):
+        with pytest.raises(UnknownTopic):
+            await find_offset_at(cluster, AT, 1)
+    assert (gone.asked, controller.asked, unknown.asked) == (2, 1, 1)
 
 
 @dataclass

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from tests.log.kafka.conftest import OpenKafka
 
-from headrace.errors import Unavailable
+from headrace.errors import Unavailable, UnknownTopic
 from headrace.log import ensure_topic, transaction
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import NewRecord, TopicConfig, TopicPartition
@@ -98,6 +102,53 @@ async def test_a_topic_that_was_made_is_known(brokers: RunningService, opened: O
     for _ in range(15):
         topic = await new_topic(log, partitions=3)
         await log.append([NewRecord(topic, b"k", b"v", partition=n) for n in range(3)])
+
+
+class _LateBrokers:
+    """The admin client of brokers that hear of a topic late: the next answers about it are that it is unknown."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.left = 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        if name not in {"describe_topics", "describe_configs", "list_offsets"}:
+            return call
+        return functools.partial(self._asked, call)
+
+    def _asked(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self.left == 0:
+            return call(*args, **options)
+        self.left -= 1
+        unknown: Future[Any] = Future()
+        unknown.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return {"": unknown}
+
+
+async def test_whoever_made_a_topic_waits_for_brokers_that_do_not_know_it_yet(
+    brokers: RunningService, opened: OpenKafka
+) -> None:
+    """FM3: describing, changing, reading and appending right after the creation; a deleted topic is unknown at once."""
+    log = await opened(brokers)
+    log._cluster._clients[0] = late = _LateBrokers(log._cluster.client)
+    topic = await new_topic(log)
+    config = TopicConfig(retention_ms=5000)
+    for ask in (
+        lambda: log.admin.describe(topic),
+        lambda: ensure_topic(log.admin, topic, partitions=1, config=config),
+        lambda: log.admin.configure(topic, config),
+        lambda: log.bounds(TopicPartition(topic, 0)),
+        lambda: log.append(numbered(topic, 1)),
+    ):
+        log._topic_cache.forget(topic)
+        late.left = 2
+        await ask()
+        assert late.left == 0
+    await log.admin.delete(topic)
+    late.left = 1
+    with pytest.raises(UnknownTopic):
+        await log.admin.describe(topic)
 
 
 async def test_a_topic_has_copies_on_all_brokers(brokers: RunningService, opened: OpenKafka) -> None:

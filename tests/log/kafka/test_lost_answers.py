@@ -181,7 +181,9 @@ async def test_records_that_never_arrived_were_not_committed(
     producer = await log.transactional(f"id-{topic}")
     await producer.begin()
     await producer.append(numbered(topic, 1))
+    await eventually(partial(_has_landed, producer))  # else nothing was sent, and there is nothing to abort
     proxy.drop()
+    await producer.append(numbered(topic, 1))
     with pytest.raises(TransactionFailed, match="nothing of it was committed") as failed:
         await producer.commit()
     assert failed.value.outcome_known
@@ -263,9 +265,25 @@ async def test_an_id_is_taken_once_from_brokers_slower_than_an_attempt(
     assert values(await read_all(log, topic)) == [b"0", b"1"]
 
 
-async def test_an_id_that_is_not_given_in_time_is_an_error_with_its_name(opened: OpenKafka, proxy: TcpProxy) -> None:
-    """Brokers that fall silent end the taking at the request's time-out, however many attempts that was."""
-    log = await opened(proxy, request_timeout_s=1.5)
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_an_id_that_is_not_given_in_time_is_an_error_with_its_name(
+    opened: OpenKafka, proxy: TcpProxy, *, is_cut: bool
+) -> None:
+    """Brokers that fall silent end the taking at the request's time-out, however many attempts that was.
+
+    Also when its connection broke by then: what the last attempt met does not name the id.
+    """
+    log = await opened(proxy)
+    log._cluster.request_timeout_s = 1.5  # from here on: opening a log takes as long as it takes
+    known = proxy.connections
     proxy.hold_answers()
+    taking = asyncio.create_task(log.transactional("x"))
+
+    async def is_connected() -> bool:
+        return proxy.connections > known
+
+    await eventually(is_connected, every_s=0.01)
+    if is_cut:
+        proxy.cut()
     with pytest.raises(TimedOut, match="take over transactional id 'x'"):
-        await log.transactional("x")
+        await taking

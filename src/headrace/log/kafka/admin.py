@@ -82,10 +82,15 @@ class KafkaAdmin:
         try:
             await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic, change)
         except HeadraceError as error:
+            is_there = _code(error) == KafkaError.TOPIC_ALREADY_EXISTS
+            if is_there:
+                self._cluster.expect(topic)
             # An attempt without an answer may have created the topic that the next attempt finds.
-            if not (change.may_be_made and _code(error) == KafkaError.TOPIC_ALREADY_EXISTS):
+            if not (change.may_be_made and is_there):
                 _explain_create(error, topic, config)
-        return await self._made(topic, partitions)
+        made = await self._made(topic, partitions)
+        self._cluster.expect(topic)
+        return made
 
     async def _made(self, topic: str, partitions: int) -> Topic:
         """Return a topic that was just created or grown, once the brokers can describe it.
@@ -117,7 +122,7 @@ class KafkaAdmin:
         changes += [_unset(name) for name in own.keys() - wanted.keys()]
         if changes:
             await self._alter(topic, changes)
-            await self._until(f"topic {topic!r} to change", lambda: self._has_settings(topic, own, wanted))
+            return await self._changed(topic, own, wanted)
         return await self._learn(topic)
 
     async def describe(self, topic: str) -> Topic:
@@ -135,6 +140,7 @@ class KafkaAdmin:
         self._check_open()
         checks.check_topic(topic)
         change = Change()
+        self._cluster.forget(topic)
         try:
             await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic, change)
         except UnknownTopic:
@@ -203,12 +209,20 @@ class KafkaAdmin:
         led = [part for part in layout.partitions if part.leader is not None and part.leader.id >= 0]
         return len(led) >= partitions
 
-    async def _has_settings(self, topic: str, before: dict[str, str], wanted: dict[str, str]) -> bool:
-        _, own = await self._cluster.settings(topic)
-        # A broker may write a value differently from us; it is enough that it is no longer the old one.
-        return own.keys() == wanted.keys() and all(
-            own[name] == value or own[name] != before.get(name) for name, value in wanted.items()
-        )
+    async def _changed(self, topic: str, before: dict[str, str], wanted: dict[str, str]) -> Topic:
+        """Return the topic as the first broker describes it that knows of its new settings; others may not yet."""
+        found: list[Topic] = []
+
+        async def has_settings() -> bool:
+            described, own = await self._cluster.describe_with_settings(topic)
+            found.append(described)
+            # A broker may write a value differently from us; it is enough that it is no longer the old one.
+            return own.keys() == wanted.keys() and all(
+                own[name] == value or own[name] != before.get(name) for name, value in wanted.items()
+            )
+
+        await self._until(f"topic {topic!r} to change", has_settings)
+        return self._topic_cache.remember(found[-1])
 
     async def _is_gone(self, topic: str) -> bool:
         try:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import ConfigResource, ConfigSource
+from confluent_kafka.admin import ConfigResource, ConfigSource, NewTopic
 
 from headrace.errors import Closed, HeadraceError, Unavailable, UnknownPartition
 from headrace.log.kafka.client import ClientConfigs, ConnectionErrors, Threads, admin_client, wait_for_broker
 from headrace.log.kafka.deliveries import refresh
-from headrace.log.kafka.faults import STALE_LEADER, UNANSWERED, Faults, error_in
+from headrace.log.kafka.faults import STALE_LEADER, UNANSWERED, UNKNOWN_TOPIC, Faults, error_in
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
@@ -72,6 +72,9 @@ _MORE_PATIENCE = 1.5
 _REFRESH_S = 1.0  # the broker that was asked may be frozen; the next request goes to another one
 _NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no broker gave an answer")  # noqa: SLF001
 _AGAIN = STALE_LEADER | UNANSWERED
+# For so long after a topic was made a broker may not have heard of it; on a busy machine that took seconds.
+_SPREAD_S = 60.0
+_NOT_EVERYWHERE = KafkaError(KafkaError._TIMED_OUT, "a broker does not know the new topic yet")  # noqa: SLF001
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class Cluster:
         self._attempt_s = attempt_s
         self._connection_errors = ConnectionErrors()
         self._looked_at: set[str] = set()
+        self._made_s: dict[str, float] = {}
         self._refreshing: asyncio.Future[None] | None = None
         self._clients = [admin_client(configs.admin(), self._connection_errors, given=configs.given)]
 
@@ -129,8 +133,9 @@ class Cluster:
         """Send a request about one thing and return its answer; raises what `Faults` makes of a refusal.
 
         Until the request's time is up, an attempt without an answer is repeated after a refresh of the metadata:
-        without it librdkafka goes on asking a controller that is dead. Requests that change something come with a
-        `change`, which is marked when an attempt may have made the change.
+        without it librdkafka goes on asking a controller that is dead. So is one to a broker that has not heard of a
+        new topic yet (`expect`). Requests that change something come with a `change`, which is marked when an attempt
+        may have made the change.
         """
         deadline = time.monotonic() + self.request_timeout_s
         attempt = 0
@@ -148,11 +153,37 @@ class Cluster:
                 error = error_in(failure)
             if change is not None and error.code() in UNANSWERED:
                 change.may_be_made = True
+            if topic is not None and error.code() in UNKNOWN_TOPIC and await self._is_made(topic):
+                error = _NOT_EVERYWHERE
             wait_s = _WAITS.delay_s(attempt)
             if error.code() not in _AGAIN or time.monotonic() + wait_s >= deadline:
                 raise self._fault(error, operation, topic, change) from KafkaException(error)
             await asyncio.sleep(wait_s)
             await self._refresh()
+
+    def expect(self, topic: str) -> None:
+        """Note that a topic exists since a moment ago: a broker that does not know it is asked again."""
+        now_s = time.monotonic()
+        self._made_s = {name: made_s for name, made_s in self._made_s.items() if made_s + _SPREAD_S > now_s}
+        self._made_s[topic] = now_s
+
+    def forget(self, topic: str) -> None:
+        """Note that a topic was deleted: nobody waits for it any more."""
+        self._made_s.pop(topic, None)
+
+    async def _is_made(self, topic: str) -> bool:
+        """Return True if a topic was made a moment ago, and is still there. Only the controller knows at any time."""
+        if self._made_s.get(topic, float("-inf")) + _SPREAD_S < time.monotonic():
+            return False
+        try:
+            await self._answer(
+                self.client.create_topics, [NewTopic(topic, 1, 1)], validate_only=True, request_timeout=self._attempt_s
+            )
+        except KafkaException as failure:
+            code = error_in(failure).code()
+            return code == KafkaError.TOPIC_ALREADY_EXISTS or code in _AGAIN
+        self.forget(topic)
+        return False
 
     def _patience_s(self, attempt: int, left_s: float) -> float:
         """Return how long to wait for an attempt: longer each time, because some requests just take long."""
@@ -202,14 +233,19 @@ class Cluster:
 
     async def describe(self, topic: str) -> Topic:
         """Return the topic. This never creates it, whatever the brokers' auto.create.topics.enable says."""
+        return (await self.describe_with_settings(topic))[0]
+
+    async def describe_with_settings(self, topic: str) -> tuple[Topic, dict[str, str]]:
+        """Return the topic, and the settings that are set on the topic itself."""
         layout, (effective, own) = await asyncio.gather(self.layout(topic), self.settings(topic))
         await self._warn_of_one_copy(topic, layout)
-        return Topic(
+        described = Topic(
             name=topic,
             topic_id=str(layout.topic_id),
             partitions=len(layout.partitions),
             config=from_kafka(effective, own),
         )
+        return described, own
 
     async def brokers(self) -> int:
         """Return how many brokers the cluster has."""
