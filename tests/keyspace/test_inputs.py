@@ -19,7 +19,8 @@ from headrace.keyspace import App, Context, InputStream, Keyspace, State, Stream
 from headrace.keyspace.partition import KeyspacePartition
 from headrace.log import Log
 from headrace.model import NewRecord, Record, TopicConfig
-from headrace.testing.conformance.log_setting import eventually
+from headrace.runtime import Backoff
+from headrace.testing.conformance.log_setting import eventually, read_all
 
 RUNS: collections.Counter[str] = collections.Counter()
 
@@ -110,6 +111,42 @@ class SkippingReaders(Keyspace, partitions=1, store="memory"):
         if record.value == b"conflict":
             raise StateConflict("elsewhere", "a key")
         await self.sums.update("all", lambda before: (before or 0) + int(record.value or b"0"))
+
+
+DYING: set[str] = set()
+CURES: set[str] = set()
+
+
+async def _die(record: Record) -> None:
+    """Do what ends the owner: nothing comes back from here until the test has stopped the node."""
+    RUNS[(record.key or b"").decode()] += 1
+    if record.value == b"fatal" and "fatal" not in CURES:
+        DYING.add("fatal")
+        await asyncio.Event().wait()
+    if record.value == b"panic" and "panic" not in CURES:
+        raise PanicError
+
+
+class PanicError(BaseException):
+    """What extensions in Rust raise when they panic is no Exception."""
+
+
+class FatalReaders(Keyspace, partitions=1, store="memory"):
+    sums: State[str, int] = state()
+
+    @consumes("amounts", on_error="dead-letter")
+    async def amount(self, record: Record) -> None:
+        await _die(record)
+        await self.sums.update("all", lambda before: (before or 0) + int(record.value or b"0"))
+
+
+class PatientReaders(Keyspace, partitions=1, store="memory"):
+    sums: State[str, int] = state()
+
+    @consumes("amounts")
+    async def amount(self, record: Record) -> None:
+        await _die(record)
+        await self.sums.update("all", lambda before: (before or 0) + 1)
 
 
 async def first_stream(record: Record, context: StreamContext) -> None:
@@ -237,6 +274,82 @@ async def test_a_conflict_that_a_handler_raises_is_an_error_like_any_other(place
         await write(log, b"7")
         await reaches(served, "all", 7, SkippingReaders)
         assert RUNS["poison"] <= 6  # with those behind it, and alone
+
+
+async def _is_dying() -> bool:
+    return bool(DYING)
+
+
+async def _owners_that_die(host: KeyspacePartition, count: int) -> None:
+    """Let so many owners come to the record that ends them, each followed by another one."""
+    for _ in range(count):
+        await eventually(_is_dying, every_s=0.005)
+        await host.lost()
+        DYING.clear()
+        await host.owns(1)
+
+
+async def test_a_record_that_ends_its_process_is_a_dead_letter_after_three_owners(place: Place, log: Log) -> None:
+    """N37: owners that get no further are counted in the log; records are tried alone, and the one at fault is passed.
+
+    The first two owners find out which one it is: what came before it is committed by the second.
+    """
+    CURES.clear()
+    DYING.clear()
+    await write(log, b"1", b"fatal", b"2")
+    async with serving(place, "a", FatalReaders) as served:
+        await _owners_that_die(owned_partition(served), 2 + 3)
+        await reaches(served, "all", 3, FatalReaders)
+    (letter,) = await read_all(log, "amounts.dead-letters")
+    assert letter.value == b"fatal"
+    assert b"ended 3 times" in (dict(letter.headers)["headrace.error"] or b"")
+
+
+async def test_a_record_that_must_not_be_passed_waits_before_it_ends_another_process(
+    place: Place, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """N37: it is tried by three owners, then with long pauses; new code that can handle it goes on."""
+    CURES.clear()
+    DYING.clear()
+    RUNS.clear()
+    await write(log, b"fatal", key=b"fatal")
+    async with serving(place, "a", PatientReaders) as served:
+        host = owned_partition(served)
+        await _owners_that_die(host, 3)
+        await eventually(lambda: _is_logged(caplog, "waits before a record that ends its process"))
+        assert RUNS["fatal"] == 3
+        CURES.add("fatal")
+        monkeypatch.setattr("headrace.keyspace.inputs._SUSPECT_PAUSE", Backoff(first_s=0.01))
+        await host.lost()
+        await host.owns(1)
+        await reaches(served, "all", 1, PatientReaders)
+
+
+async def _is_logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return text in caplog.text
+
+
+async def test_a_record_that_fails_at_many_owners_ends_no_process(
+    place: Place, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A panic in an extension fails its record like any error, and every owner tries it again at once."""
+    CURES.clear()
+    RUNS.clear()
+    await write(log, b"panic", key=b"panic")
+    async with serving(place, "a", PatientReaders) as served:
+        host = owned_partition(served)
+        for owner in range(1, 6):
+            await eventually(lambda owner=owner: _has_run("panic", 2 * owner), every_s=0.01)  # type: ignore[misc]
+            await host.lost()
+            RUNS["panic"] = 2 * owner
+            await host.owns(1)
+        CURES.add("panic")
+        await reaches(served, "all", 1, PatientReaders)
+    assert "ends its process" not in caplog.text
+
+
+async def _has_run(key: str, times: int) -> bool:
+    return RUNS[key] >= times
 
 
 async def test_a_slow_record_of_one_partition_loses_none_of_another(place: Place, log: Log) -> None:

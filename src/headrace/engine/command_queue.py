@@ -24,6 +24,7 @@ from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateR
 from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
 from headrace.observe import extract, is_traced, span
+from headrace.runtime import OWNERS_TRIED, is_suspect
 from headrace.state import BatchName
 
 __all__ = ["CommandQueue", "Outcome"]
@@ -31,7 +32,6 @@ __all__ = ["CommandQueue", "Outcome"]
 S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
-_ATTEMPTS = 3
 _SAME_TIME_S = 0.001
 _FOUND = (Decision, Repeated, HeadraceError)
 
@@ -395,6 +395,6 @@ class CommandQueue(Generic[S]):
 
     def _check_attempts(self, command: PendingCommand) -> None:
         """Refuse a command that was tried often and never answered: it may be what ends the process."""
-        if command.attempt > _ATTEMPTS:
-            request, reason = command.request, f"it was tried {_ATTEMPTS} times, and no attempt was answered"
+        if is_suspect(command.attempt):
+            request, reason = command.request, f"it was tried {OWNERS_TRIED} times, and no attempt was answered"
             raise CommandFailed(self._engine.name, request.aggregate, request.kind, "process", reason)

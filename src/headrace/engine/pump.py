@@ -35,7 +35,16 @@ from headrace.journal import RemovedRecords
 from headrace.log import Log
 from headrace.model import Bounds, NewRecord, Record, TopicPartition, size_of
 from headrace.observe import get_logger
-from headrace.runtime import EXITS, Backoff, crash_point, error_text, own_text
+from headrace.runtime import (
+    EXITS,
+    Backoff,
+    crash_point,
+    error_text,
+    is_suspect,
+    is_tried_alone,
+    own_text,
+    suspect_text,
+)
 from headrace.state import BatchName
 
 __all__ = ["InputSource", "LaneWork", "TopicPump", "WrittenRecords"]
@@ -295,7 +304,7 @@ class TopicPump:
             await self._move(_with_another_owner)
             place = self._places.get(self._source.key)
             self._attempts = 0 if place is None else place.attempts
-            self._careful = _WINDOW if self._attempts > 1 else 0
+            self._careful = _WINDOW if is_tried_alone(self._attempts) else 0
 
     # Reading.
 
@@ -370,10 +379,9 @@ class TopicPump:
 
     async def _work_of(self, record: Record, span: InputSpan) -> LaneWork:
         """Return what a record leads to; one that can't be handled goes to the dead letters, if there are any."""
-        is_suspect, self._attempts = self._attempts > _ATTEMPTS, 0
-        if is_suspect and self._source.dead_letters is not None:
-            reason = f"its process ended {_ATTEMPTS} times while it was handled"
-            return self._set_aside(record, span, OperationFailed(f"handling {place_of(record)}", reason))
+        attempts, self._attempts = self._attempts, 0
+        if is_suspect(attempts) and self._source.dead_letters is not None:
+            return self._set_aside(record, span, OperationFailed(f"handling {place_of(record)}", suspect_text()))
         try:
             work = await self._asked(record, span)
         except Refused as error:

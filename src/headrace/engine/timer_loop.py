@@ -22,7 +22,7 @@ from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due,
 from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.errors import NotPartitionOwner
 from headrace.observe import get_logger
-from headrace.runtime import Backoff, Clock
+from headrace.runtime import OWNERS_TRIED, Backoff, Clock, is_suspect, is_tried_alone
 from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_prefix, index_row
 
 __all__ = ["PartitionTime", "SubmitWork", "TimerLoop"]
@@ -37,7 +37,6 @@ _PAGE = 2 * _AT_ONCE
 _LOOK_AGAIN_S = 1.0
 _WHILE_FIRING_S = 0.1
 _AFTER_NOTHING_S = 0.05
-_ATTEMPTS = 3
 _ATTEMPTS_KEY = RESERVED_PREFIX + b".timers"
 _LANE = _ATTEMPTS_KEY.decode()
 _BACKOFF = Backoff(first_s=1.0, limit_s=10.0)
@@ -130,7 +129,7 @@ class TimerFiring:
         if isinstance(handled.reply, FailedReply):
             _logger.error("a timer failed", **named, error=str(error_of(handled.reply)))
         elif self._puts_off:
-            _logger.error("a timer was put off: owners ended while they handled it", **named, owners=_ATTEMPTS)
+            _logger.error("a timer was put off: owners ended while they handled it", **named, owners=OWNERS_TRIED)
 
 
 class TimerAttempts:
@@ -240,7 +239,7 @@ class TimerLoop:
         await asyncio.wait([counted.done])
         self._has_fired = True
         # One at a time, so that the one that ends the process, if one does, is the first for the next owner.
-        self._careful = _AT_ONCE if self._attempts.count > 1 else 0
+        self._careful = _AT_ONCE if is_tried_alone(self._attempts.count) else 0
 
     def _fire(self) -> None:
         is_careful = self._careful > 0
@@ -254,7 +253,7 @@ class TimerLoop:
 
     def _fire_one(self, key: bytes, *, is_careful: bool) -> None:
         aggregate = key.decode()
-        puts_off = self._attempts.count > _ATTEMPTS
+        puts_off = is_suspect(self._attempts.count)
         firing = TimerFiring(self._handling, aggregate, self._attempts, puts_off=puts_off)
         self._firing[key] = command = self._submit(aggregate, firing, is_careful)
         command.done.add_done_callback(lambda done: self._fired(key, done))

@@ -16,6 +16,7 @@ from headrace.errors import (
     BadArgument,
     HeadraceError,
     MessageIdReused,
+    OperationFailed,
     ReplyNotKept,
     RequestFailed,
     StateConflict,
@@ -28,7 +29,7 @@ from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
 from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
-from headrace.runtime import EXITS, own_text
+from headrace.runtime import EXITS, OWNERS_TRIED, error_text, is_suspect, own_text
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ REPLIES = "replies"
 """The state in which every keyspace keeps the replies to messages with ids."""
 
 _ATTEMPTS = 100
-# By then as many owners have died, or fallen silent, while they handled it.
-_UNANSWERED = 3
 # A handler ends a little before its caller gives up, so that the caller learns that nothing was done.
 _MARGIN_S = 0.05
 # What a record's handler may take, its asks included.
@@ -191,8 +190,8 @@ class CallRunner:
             if kept is not None:
                 await commit(unit)
                 return kept
-            if request.attempt > _UNANSWERED:
-                reason = f"it was tried {_UNANSWERED} times, and no attempt was answered: it may end its process"
+            if is_suspect(request.attempt):  # as many owners have died, or fallen silent, while they handled it
+                reason = f"it was tried {OWNERS_TRIED} times, and no attempt was answered: it may end its process"
                 raise RequestFailed(self._spec.name, call.message, "NoAnswer", reason)
             context = Context(
                 keyspace=self._spec.name,
@@ -248,6 +247,15 @@ class CallRunner:
         try:
             with self._within(unit) as logic:
                 await handler.call(logic, value, context)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # The handler's own: of something that it awaited. The input goes on.
+            raise OperationFailed(f"handling record {at}", "what was awaited for it was cancelled") from error
+        except (Exception, *EXITS, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of an extension is no exception, and fails this record alone, too
+            raise OperationFailed(f"handling record {at}", error_text(error)) from error
         finally:
             context.end()
         await context.prepare_tells()

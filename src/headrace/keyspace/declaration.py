@@ -183,7 +183,8 @@ def consumes(
 
     The topic has as many partitions as the keyspace, and is partitioned by the same keys. The first argument is the
     record (`Record`), or its value, of the class in the annotation. A record whose handler fails three times stops its
-    partition's input until it succeeds, or is skipped, or goes to `<topic>.dead-letters`, as `on_error` says.
+    partition's input until it succeeds, or is skipped, or goes to `<topic>.dead-letters`, as `on_error` says. So does
+    one that ends its process at three owners; with "stop" later owners pause before they try it again.
     """
 
     def mark(marked: Function) -> Function:

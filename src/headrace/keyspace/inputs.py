@@ -2,6 +2,9 @@
 
 How far it has read is a value of the hidden state `inputs`, written in the transaction of what the handlers wrote. So
 whoever owns the partition next goes on right there, and group offsets have no say.
+
+An owner that finds records waiting counts itself in that value before it begins. So a record that ends its process is
+found: after three owners it is passed, if records may be.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import msgspec
 from headrace.errors import (
     HeadraceError,
     NotPartitionOwner,
+    OperationFailed,
     StateConflict,
     StateOffline,
     Unavailable,
@@ -25,9 +29,9 @@ from headrace.keyspace.calls import CallRunner
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import InputSpec, KeyspaceSpec
 from headrace.log import Log, ensure_topic
-from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.model import Bounds, Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import counter, get_logger
-from headrace.runtime import Backoff
+from headrace.runtime import OWNERS_TRIED, Backoff, is_suspect, is_tried_alone, suspect_text
 from headrace.serde import Registry
 from headrace.state import BytesValues, StatePartition, StateSpec, StateWrite, UnitOfWork, ValueCodec, codec_of
 
@@ -41,6 +45,9 @@ INPUTS = "inputs"
 _BATCH = 200
 _ATTEMPTS = 3
 _BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
+# Before a record that ends its process and must not be passed is tried once more: a mistake in a handler is corrected
+# by new code, and until then it must not end one node after the other.
+_SUSPECT_PAUSE = Backoff(first_s=30.0, limit_s=300.0)
 
 _logger = get_logger(__name__)
 
@@ -48,8 +55,11 @@ CommitUnit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where to read on. `owners` have begun right there and did not get past it."""
+
     topic_id: str
     next_offset: int
+    owners: int = 0
 
 
 _places = msgspec.msgpack.Decoder(_Place)
@@ -87,6 +97,11 @@ class InputPump:
         self._codec: ValueCodec[Any] | None = None
         self._failed_at: tuple[int, int] = (-1, 0)
         self._handled = 0
+        self._waiting_below: int | None = None
+        self._is_counted = False
+        self._begun = _Place("", 0)
+        self._owners = 0
+        self._alone = 0
 
     async def run(self) -> None:
         """Read on until cancelled; what fails is tried again after a pause."""
@@ -131,28 +146,91 @@ class InputPump:
 
     async def _start(self) -> int:
         """Return where to go on: where the last transaction ended, unless the topic is another one now."""
-        data = self._states.begin().get(self._replica, self._key)
-        if data is not None:
-            place = _places.decode(data)
-            if place.topic_id == self._topic_id:
-                return place.next_offset
-            _logger.warning("an input topic was made again", keyspace=self._keyspace, at=str(self._at))
         bounds = await self._log.bounds(self._at)
-        if data is not None or self._handler.start == "earliest":
-            return bounds.start
-        # Whoever owns the partition next goes on here, also if nothing is handled before.
+        if self._waiting_below is None:
+            self._waiting_below = bounds.end
+        self._begun, is_first = self._place(bounds)
+        if is_first and self._handler.start == "latest":
+            # Whoever owns the partition next goes on here, also if nothing is handled before.
+            await self._write(self._begun)
+        return self._begun.next_offset
+
+    def _place(self, bounds: Bounds) -> tuple[_Place, bool]:
+        """Return the place to go on from, and True if the topic was never read."""
+        data = self._states.begin().get(self._replica, self._key)
+        if data is None:
+            return _Place(self._topic_id, bounds.start if self._handler.start == "earliest" else bounds.end), True
+        place = _places.decode(data)
+        if place.topic_id == self._topic_id:
+            return place, False
+        _logger.warning("an input topic was made again", keyspace=self._keyspace, at=str(self._at))
+        return _Place(self._topic_id, bounds.start), False
+
+    async def _write(self, place: _Place) -> None:
+        """Write a place that no record leads to."""
         unit = self._states.begin()
-        self._note(unit, bounds.end)
+        unit.write(self._replica, self._key, StateWrite(msgspec.msgpack.encode(place)))
         await self._commit(unit)
-        return bounds.end
+
+    # Records that end their process.
+
+    async def _count_owner(self, record: Record) -> None:
+        """Write down that an owner begins with a record that waited for it, once, before it does."""
+        if self._is_counted or record.offset >= (self._waiting_below or 0):
+            self._is_counted = True
+            return
+        self._is_counted = True  # also if the answer to the commit is lost: an owner counts once
+        self._owners = self._begun.owners + 1
+        self._alone = _BATCH if is_tried_alone(self._owners) else 0
+        try:
+            await self._write(msgspec.structs.replace(self._begun, owners=self._owners))
+        except HeadraceError as error:
+            self._is_counted = not getattr(error, "outcome_known", True)
+            raise
+
+    async def _count_no_more(self) -> None:
+        """Set the count back: the handler of the first record has failed, so it does not end its process."""
+        if self._owners:
+            self._owners = 0
+            await self._write(msgspec.structs.replace(self._begun, owners=0))
+
+    async def _look_at_suspect(self, record: Record) -> bool:
+        """Pass a record that has ended its process at three owners; True if it was. One that must not be passed waits.
+
+        The place still has the count while it waits, and when it is tried.
+        """
+        if not is_suspect(self._owners):
+            return False
+        owners = self._owners - 1
+        error = OperationFailed(f"handling {self._at} at offset {record.offset}", suspect_text(owners))
+        if self._handler.on_error != "stop":
+            await self._pass(record, error)
+            return True
+        pause_s = _SUSPECT_PAUSE.delay_s(owners - OWNERS_TRIED + 1)
+        _logger.error(
+            "an input waits before a record that ends its process",
+            keyspace=self._keyspace,
+            at=str(self._at),
+            offset=record.offset,
+            owners=owners,
+            retry_in_s=pause_s,
+            next_step='correct its handler, or let it be passed with on_error="dead-letter"',
+        )
+        HANDLED.labels(self._at.topic, "failed").inc()
+        await asyncio.sleep(pause_s)
+        self._owners = 1  # this owner waits once
+        return False
 
     @property
     def _key(self) -> bytes:
         return self._replica.keys.encode(self._at.topic)
 
     async def _handle(self, records: Sequence[Record]) -> None:
-        """Handle records in one transaction; if that fails, each in one of its own."""
-        if len(records) > 1:
+        """Handle records in one transaction; if that fails, or one of them ends its process, each in one of its own."""
+        await self._count_owner(records[0])
+        if await self._look_at_suspect(records[0]):
+            records = records[1:]
+        if len(records) > 1 and self._alone <= 0:
             unit = self._states.begin()
             try:
                 contexts = [await self._run(record, unit) for record in records]
@@ -167,6 +245,7 @@ class InputPump:
                 return
         for record in records:
             await self._handle_one(record)
+            self._alone -= 1
 
     async def _handle_one(self, record: Record) -> None:
         while True:
@@ -185,7 +264,10 @@ class InputPump:
                         continue  # what it had read has changed
                     # That the log was away when it was to be committed says nothing about the record.
                     is_faultless = is_handled and isinstance(error, Unavailable)
-                    if is_faultless or not await self._set_aside(record, error):
+                    if is_faultless:
+                        raise
+                    if not await self._set_aside(record, error):
+                        await self._count_no_more()
                         raise
                     return
 
@@ -200,7 +282,7 @@ class InputPump:
     async def _finish(self, unit: UnitOfWork, last: Record, contexts: Sequence[Context]) -> None:
         self._note(unit, last.offset + 1)
         await self._commit(unit)
-        self._handled = last.offset + 1
+        self._handled, self._owners = last.offset + 1, 0
         for context in contexts:
             context.send_tells()
 
@@ -216,6 +298,11 @@ class InputPump:
         is_unknown = isinstance(error, HeadraceError) and not getattr(error, "outcome_known", True)
         if self._handler.on_error == "stop" or self._failed_at[1] < _ATTEMPTS or is_unknown:
             return False
+        await self._pass(record, error)
+        return True
+
+    async def _pass(self, record: Record, error: Exception) -> None:
+        """Go past a record, in one transaction with its dead letter, if there are any."""
         unit = self._states.begin()
         if self._handler.on_error == "dead-letter":
             headers = (*record.headers, ("headrace.error", repr(error)[:2000].encode()))
@@ -223,4 +310,3 @@ class InputPump:
         await self._finish(unit, record, [])
         HANDLED.labels(self._at.topic, self._handler.on_error).inc()
         _logger.error("a record was set aside", at=str(self._at), offset=record.offset, error=repr(error))
-        return True

@@ -16,6 +16,7 @@ from headrace.runtime.open_files import raise_open_files
 from headrace.runtime.plugins import load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
+from headrace.runtime.suspects import OWNERS_TRIED, is_suspect, is_tried_alone, suspect_text
 from headrace.runtime.threads import in_thread
 from headrace.runtime.workers import Supervisor, Worker
 
@@ -23,6 +24,7 @@ __all__ = [
     "CRASH_AT_VARIABLE",
     "CRASH_FILE_VARIABLE",
     "EXITS",
+    "OWNERS_TRIED",
     "SYSTEM_CLOCK",
     "Backoff",
     "BlockingIterator",
@@ -39,6 +41,8 @@ __all__ = [
     "error_text",
     "has_ended",
     "in_thread",
+    "is_suspect",
+    "is_tried_alone",
     "load_backend",
     "load_named",
     "moment_of",
@@ -47,5 +51,6 @@ __all__ = [
     "raise_open_files",
     "rare_collections",
     "shutdown_on_signals",
+    "suspect_text",
     "watching",
 ]
