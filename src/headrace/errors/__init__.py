@@ -144,6 +144,7 @@
         ├── StateDiskFull           a state's folder has no space left
         ├── StateOutOfFiles         too many files are open to open a state's
         ├── StateAhead              a state has records that its changelog lost
+        ├── StateRedeclared         a state that is declared with another type than it was written with
         ├── WrongStateTopic         a changelog that can't become what its state needs
         ├── InputRecordsLost        a topic ends before what an engine has read of it
         ├── WrongEngineTopic        a topic that an engine can't use as it is
@@ -318,6 +319,7 @@ from headrace.errors.states import (
     StateOffline,
     StateOutOfFiles,
     StateReadOnly,
+    StateRedeclared,
     StateStale,
     SubscriptionEnded,
     WrongStateTopic,
@@ -443,6 +445,7 @@ __all__ = [
     "StateOffline",
     "StateOutOfFiles",
     "StateReadOnly",
+    "StateRedeclared",
     "StateStale",
     "SubscriptionEnded",
     "TagBuilding",

@@ -20,6 +20,7 @@ __all__ = [
     "StateOffline",
     "StateOutOfFiles",
     "StateReadOnly",
+    "StateRedeclared",
     "StateStale",
     "SubscriptionEnded",
     "WrongStateTopic",
@@ -178,6 +179,22 @@ class StateAhead(Misconfigured):
     says: ClassVar[str] = (
         "the state of {topic}[{partition}] was applied up to offset {stored}, but the log ends at {end}: the log lost "
         "acknowledged records; nothing was wiped. Restore the log, or, to accept the loss, move the state's folder away"
+    )
+
+
+@dataclass(eq=False)
+class StateRedeclared(Misconfigured):
+    """A state is declared with another type of keys, or another kind of values, than it was written with."""
+
+    keyspace: str
+    state: str
+    what: str
+    stored: str
+    declared: str
+    says: ClassVar[str] = (
+        "state {state!r} of keyspace {keyspace!r} has {what} of kind {stored}, and is declared with {declared} now: "
+        "what is stored could not be read, and new values would be mixed with it. Nothing was changed. Declare it as "
+        "before, or give the new state another name and fill it from the old one"
     )
 
 

@@ -21,6 +21,7 @@ from headrace.keyspace.partition import KeyspacePartition
 from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.resizing import specs_of
 from headrace.keyspace.routes import KeyspaceRoute
+from headrace.keyspace.state_shapes import StateShapes
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock
@@ -109,6 +110,7 @@ class KeyspaceHosting:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._layouts = layouts
+        self._shapes = StateShapes(log, layouts)
         self._served: dict[str, tuple[type[Keyspace], int | None]] = {}
         self._log = log
         self._registry = registry
@@ -123,11 +125,16 @@ class KeyspaceHosting:
         self._node = node
 
     async def serve(self, kind: type[Keyspace]) -> None:
-        """Serve a keyspace with the attached node, in the layout that it has. Raises WrongGroupSize."""
+        """Serve a keyspace with the attached node, in the layout that it has.
+
+        Raises WrongGroupSize, and StateRedeclared for a state that can't read what is stored.
+        """
         spec = kind.spec
         for hidden in {REPLIES, INPUTS} & spec.states.keys():
             raise BadArgument("state", hidden, f"keyspace {spec.name!r} has a state of that name of its own")
-        await self._layouts.claim(spec.name, asked=spec.partitions, default=self._settings.keyspace.partitions)
+        settings = self._settings.keyspace
+        layout = await self._layouts.claim(spec.name, asked=spec.partitions, default=settings.partitions)
+        await self._shapes.check(spec, specs_of(spec, layout, replies_kept_s=settings.replies_kept_s))
         self._served[spec.name] = (kind, None)
         await self._serve_as_laid_out(spec.name)
 
@@ -226,6 +233,12 @@ class KeyspaceHosting:
             registry=self._registry,
             clock=self._clock,
         )
+
+        try:
+            await self._shapes.claim(spec, states)
+        except BaseException:
+            await states.close()
+            raise
 
         def pumps(runner: CallRunner, commit: CommitUnit) -> list[InputPump]:
             return [

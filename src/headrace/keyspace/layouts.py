@@ -23,6 +23,7 @@ __all__ = [
     "KeyspaceLayout",
     "KeyspaceLayouts",
     "KeyspacePhase",
+    "StateShape",
     "change_phase",
     "group_of",
     "layouts_topic",
@@ -59,8 +60,19 @@ class KeyspaceLayout(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.in_phase("copying"), copies=self.copies + 1)
 
 
+class StateShape(msgspec.Struct, frozen=True):
+    """What the bytes of a state are: the type of its keys, and the kind of its values, in which topic."""
+
+    topic: str
+    topic_id: str
+    key: str
+    value: str
+
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(KeyspaceLayout).decode
+_decode_shape = msgspec.json.Decoder(StateShape).decode
+_SHAPES = "states/"
 
 
 def layouts_topic(cluster: str) -> str:
@@ -86,6 +98,7 @@ class KeyspaceLayouts:
         self._at = TopicPartition(layouts_topic(cluster), 0)
         self._position = 0
         self._layouts: dict[str, KeyspaceLayout] = {}
+        self._shapes: dict[str, StateShape] = {}
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.version = 0
@@ -128,9 +141,19 @@ class KeyspaceLayouts:
 
         `writer` writes it, if whoever stores it may have been fenced meanwhile.
         """
+        await self._write(keyspace, _encode(layout), writer)
+
+    def shape(self, keyspace: str, state: str) -> StateShape | None:
+        """Return what the bytes of a state are; None if it was never served."""
+        return self._shapes.get(_shape_key(keyspace, state))
+
+    async def put_shape(self, keyspace: str, state: str, shape: StateShape) -> None:
+        """Store what the bytes of a state are."""
+        await self._write(_shape_key(keyspace, state), _encode(shape), None)
+
+    async def _write(self, key: str, value: bytes, writer: ChangelogWriter | None) -> None:
         write = self._log.append if writer is None else writer.commit
-        record = NewRecord(self._at.topic, keyspace.encode(), _encode(layout), partition=0)
-        (position,) = await write([record])
+        (position,) = await write([NewRecord(self._at.topic, key.encode(), value, partition=0)])
         try:
             async with asyncio.timeout(_SEEN_S):
                 while self._position <= position.offset:
@@ -161,7 +184,11 @@ class KeyspaceLayouts:
             if record.key is None or record.value is None:
                 continue
             try:
-                name, layout = record.key.decode(), _decode(record.value)
+                name = record.key.decode()
+                if name.startswith(_SHAPES):
+                    self._shapes[name] = _decode_shape(record.value)
+                    continue
+                layout = _decode(record.value)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 # One record that nobody understands must not stop all keyspaces. It can't hide a resize from an owner:
                 # the old partitions are closed in their own logs.
@@ -174,6 +201,11 @@ class KeyspaceLayouts:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _shape_key(keyspace: str, state: str) -> str:
+    """Return the key of a state's shape; no keyspace can be called that."""
+    return f"{_SHAPES}{keyspace}/{state}"
 
 
 async def change_phase(log: Log, cluster: str, keyspace: str, phase: KeyspacePhase) -> KeyspaceLayout:

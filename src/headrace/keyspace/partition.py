@@ -51,7 +51,7 @@ from headrace.keyspace.reads import (
 from headrace.model import ConsistencyToken, NewRecord, Position, TokenPlace, TopicPartition
 from headrace.observe import Health, extract, get_logger, span
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
-from headrace.state import StatePartition, UnitOfWork, place_of
+from headrace.state import DuplicateValue, StatePartition, UnitOfWork, find_duplicates, place_of
 
 if TYPE_CHECKING:
     from headrace.keyspace.client import KeyspaceClient
@@ -63,6 +63,7 @@ _logger = get_logger(__name__)
 _LOOK_EVERY_S = 0.02
 _CONFIRM_EVERY_S = 0.25
 _INPUT_GATE_S = 30.0
+_EXAMPLES = 10
 MakePumps: TypeAlias = Callable[[CallRunner, CommitUnit], Sequence[InputPump]]
 ReadOperation: TypeAlias = GetValue | ReadPage | FindByIndex | CountKeys
 
@@ -136,6 +137,7 @@ class KeyspacePartition:
         self._is_owned = False
         self._stepping_down: asyncio.Task[None] | None = None
         self._minding: asyncio.Task[None] | None = None
+        self._comparing: asyncio.Task[None] | None = None
         self._lookout = Lookout(self._is_settled, every_s=_LOOK_EVERY_S)
         self.health = Health("upkeep")
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
@@ -192,6 +194,8 @@ class KeyspacePartition:
         self._is_owned = True
         self._calls.start()
         self._minding = asyncio.create_task(self._mind(owner), name=f"headrace-{self._spec.name}-mind")
+        if any(replica.spec.unique for replica in self._states.replicas.values()):
+            self._comparing = asyncio.create_task(self._report_duplicates(), name=f"headrace-{self._spec.name}-unique")
         self._start_pumps(self._tenure)
 
     async def lost(self) -> None:
@@ -201,7 +205,7 @@ class KeyspacePartition:
         """
         self._is_owned = False
         self.health.up()  # what failed here is the next owner's now
-        for task in (self._minding, *self._pumping):
+        for task in (self._minding, self._comparing, *self._pumping):
             if task is not None:
                 task.cancel()
         self._stepping_down = asyncio.create_task(self._step_down(), name=f"headrace-{self._spec.name}-step-down")
@@ -236,7 +240,7 @@ class KeyspacePartition:
         """Stop everything."""
         self._is_owned = False
         self._lookout.close()
-        for task in (self._minding, *self._pumping, self._stepping_down):
+        for task in (self._minding, self._comparing, *self._pumping, self._stepping_down):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -370,6 +374,26 @@ class KeyspacePartition:
                 expire_at_s = confirm_at_s = 0.0  # the next round tries all of it again
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _report_duplicates(self) -> None:
+        """Report the values that must be unique and are not, each state's first ones, and how many there are."""
+        for name, replica in self._states.replicas.items():
+            count, examples = 0, list[DuplicateValue]()
+            async for duplicate in find_duplicates(replica):
+                count += 1
+                if len(examples) < _EXAMPLES:
+                    examples.append(duplicate)
+            if count:
+                _logger.error(
+                    "values that must be unique were written before that was declared",
+                    keyspace=self._spec.name,
+                    partition=self._states.partition,
+                    state=name,
+                    duplicates=count,
+                    examples=[f"{each.key} and {each.holder} have {each.index} {each.value}" for each in examples],
+                    next_step="write another value to all but one of the keys, or delete them; until then a write that "
+                    "keeps the value is refused",
+                )
 
     def _start_pumps(self, tenure: int) -> None:
         async def commit(unit: UnitOfWork) -> None:

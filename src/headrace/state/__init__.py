@@ -30,6 +30,7 @@ from headrace.state.state import State, StateChange, StatePage, StateRead
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
 from headrace.state.tokens import place_of
+from headrace.state.unique_values import DuplicateValue, find_duplicates
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import (
     AvroValues,
@@ -41,6 +42,7 @@ from headrace.state.values import (
     ValueCodec,
     codec_of,
     is_prepared,
+    kind_of,
     values_of,
 )
 
@@ -52,6 +54,7 @@ __all__ = [
     "BatchName",
     "BytesValues",
     "ChangelogWriter",
+    "DuplicateValue",
     "Duration",
     "Heartbeat",
     "IntValues",
@@ -82,11 +85,13 @@ __all__ = [
     "codec_of",
     "decode_parts",
     "ensure_changelog",
+    "find_duplicates",
     "index_prefix",
     "index_row",
     "is_due",
     "is_prepared",
     "is_reserved",
+    "kind_of",
     "new_record",
     "open_state_store",
     "parse_batch",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import hashlib
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -30,7 +33,8 @@ class StateSpec(Generic[K, V]):
     `value` is a type (str, bytes and int are plain, dict and list JSON, classes Avro) or a `ValueCodec`.
     `ttl` holds for every value; `ttl_of` returns one for a key and a value at each write, and a write can have its own.
     If all have one, `longest_ttl` (or else `ttl`) bounds them, and the topic drops what is older.
-    `index` and `unique` name functions of a value. Another function needs another name: rows are rebuilt by name.
+    `index` and `unique` name functions of a value. Rows are built again when the names, or the functions' own code,
+    change; a change in what such a function calls needs another name.
     `is_external` marks a topic that others write: it is read only, and its settings are left alone.
     Nobody can subscribe to a state without `is_followed`: its copies keep no changes, which makes commits cheaper.
     """
@@ -101,10 +105,11 @@ class StateSpec(Generic[K, V]):
             raise BadArgument("ttl", ttl, rule)
         return ttl_ms
 
-    @property
+    @functools.cached_property
     def layout(self) -> str:
         """Names all that the rows of a copy depend on besides the log; another one means: build them again."""
-        return f"{FORMAT} ttl={self.ttl_ms} indexes={','.join(sorted(self.indexes))}"
+        indexes = ",".join(f"{name}:{_digest_of(self.indexes[name])}" for name in sorted(self.indexes))
+        return f"{FORMAT} ttl={self.ttl_ms} indexes={indexes}"
 
     @property
     def config(self) -> TopicConfig:
@@ -119,6 +124,25 @@ class StateSpec(Generic[K, V]):
     def rows_of(self, index: str, value: V) -> list[IndexRow]:
         """Return the rows of one index that point to a value."""
         return _rows(index, self.indexes[index](value))
+
+
+def _digest_of(function: IndexFunction) -> str:
+    """Return what changes with the code of a function, whatever file and line it stands in."""
+    code = getattr(function, "__code__", None)
+    seen = _code_parts(code) if isinstance(code, types.CodeType) else (type(function).__name__,)
+    cells = (repr(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ())
+    parts = (*seen, *(each for each in cells if " at 0x" not in each))
+    return hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).hexdigest()
+
+
+def _code_parts(code: types.CodeType) -> Iterable[str]:
+    yield code.co_code.hex()
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_parts(constant)
+        elif not isinstance(constant, frozenset):  # whose order changes from process to process
+            yield repr(constant)
 
 
 def _rows(index: str, found: Any) -> list[IndexRow]:  # noqa: ANN401

@@ -77,6 +77,11 @@ class OrderedKeys(Generic[K]):
         self._is_text = hint is str
         self.is_compound = self._parts is not None
 
+    @property
+    def type_name(self) -> str:
+        """The type of the keys, as it is declared."""
+        return _name(self._hint)
+
     def encode(self, key: K) -> bytes:
         """Return the key's bytes. Raises NotStorable, or BadArgument for a key that is reserved."""
         if self._is_text and isinstance(key, str) and key.isascii() and key[:1] != "\x00" and type(key) is str:

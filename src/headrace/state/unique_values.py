@@ -6,7 +6,9 @@ writes: the commit queue claims both the keys and the rows of the index first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 
 from headrace.errors import NotUnique
 from headrace.state.changelog import StateWrite
@@ -15,9 +17,20 @@ from headrace.state.replica import StateReplica
 from headrace.state.table import index_prefix, shown_index_value
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["check_unique", "expire_holders", "unique_rows"]
+__all__ = ["DuplicateValue", "check_unique", "expire_holders", "find_duplicates", "unique_rows"]
 
 _ROWS = 64
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateValue:
+    """A value that must be unique, and two keys that have it."""
+
+    index: str
+    value: str
+    key: str
+    holder: str
 
 
 def unique_rows(replica: StateReplica, writes: Mapping[bytes, StateWrite]) -> Iterator[tuple[str, bytes, bytes]]:
@@ -50,6 +63,24 @@ def check_unique(unit: UnitOfWork) -> None:
                 shown = [repr(replica.keys.decode(each)) for each in (key, rivals[0])]
                 raise NotUnique(replica.spec.name, name, shown_index_value(row), *shown)
             claimed[row] = key
+
+
+async def find_duplicates(replica: StateReplica) -> AsyncIterator[DuplicateValue]:
+    """Yield the values that must be unique and are not: written before that was declared. Others run in between."""
+    for name in replica.spec.unique:
+        prefix = index_prefix(name.encode() + b"\x00")
+        start, end = prefix, after_prefix(prefix)
+        open_values: dict[bytes, bytes] = {}  # those that the present row begins with, and the first key of each
+        while rows := replica.rows(start, end, limit=_PAGE):
+            for row, key in rows:
+                value = row[: len(row) - len(key)]
+                open_values = {each: first for each, first in open_values.items() if row.startswith(each)}
+                first = open_values.setdefault(value, key)
+                if first != key:
+                    shown = [repr(replica.keys.decode(each)) for each in (key, first)]
+                    yield DuplicateValue(name, shown_index_value(value), *shown)
+            start = rows[-1][0] + b"\x00"
+            await asyncio.sleep(0)
 
 
 def _holders(replica: StateReplica, row: bytes) -> list[bytes]:

@@ -21,6 +21,7 @@ __all__ = [
     "ValueCodec",
     "codec_of",
     "is_prepared",
+    "kind_of",
     "values_of",
 ]
 
@@ -60,6 +61,8 @@ class PlainValues:
 class TextValues(PlainValues):
     """Text as UTF-8."""
 
+    kind = "text"
+
     def encode(self, value: str) -> bytes:
         """Return the text's bytes."""
         _check(value, str)
@@ -79,6 +82,8 @@ class TextValues(PlainValues):
 class BytesValues(PlainValues):
     """Bytes as they are."""
 
+    kind = "bytes"
+
     def encode(self, value: bytes) -> bytes:
         """Return the bytes."""
         _check(value, bytes)
@@ -91,6 +96,8 @@ class BytesValues(PlainValues):
 
 class IntValues(PlainValues):
     """Whole numbers in 8 bytes, big-endian, as Kafka's LongSerializer has them."""
+
+    kind = "int"
 
     def encode(self, value: int) -> bytes:
         """Return the number's bytes."""
@@ -109,6 +116,8 @@ class IntValues(PlainValues):
 
 class JsonValues(PlainValues, Generic[V]):
     """Anything that JSON carries; with a type, checked and built as msgspec does."""
+
+    kind = "json"
 
     def __init__(self, kind: type[V] | Any = Any) -> None:  # noqa: ANN401
         self._encoder = msgspec.json.Encoder(order="sorted")
@@ -145,6 +154,8 @@ class JsonValues(PlainValues, Generic[V]):
 class AvroValues(Generic[V]):
     """Avro, framed as Confluent's serializers frame it; the schema comes from the class and goes to a registry."""
 
+    kind = "avro"
+
     def __init__(self, registry: Registry, topic: str, kind: type[V] | Any) -> None:  # noqa: ANN401
         self._serde: Serde[V] = Serde(registry, subject_of(topic), kind)
 
@@ -180,12 +191,33 @@ def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec
     """Return the codec of a type: plain for str, bytes and int, JSON for dict, list and Any, Avro for classes."""
     if kind in _PLAIN:
         return cast("ValueCodec[Any]", _PLAIN[kind]())
-    if kind is Any or getattr(kind, "__origin__", kind) in (dict, list):
+    if _is_json(kind):
         return JsonValues(kind)
     if registry is None:
         rule = "a class becomes Avro, which needs a registry: give one, or a codec such as JsonValues(…)"
         raise BadArgument("value", kind, rule)
     return AvroValues(registry, topic, kind)
+
+
+def kind_of(value: Any) -> str:  # noqa: ANN401
+    """Return the kind of bytes that values of a type, or of a codec, become. A codec says it in `kind`, or by its name.
+
+    Bytes of one kind can be read as long as the type changes as its format allows; those of another kind can't.
+    """
+    if _is_codec(value):
+        kind = getattr(value, "kind", None)
+        return kind if isinstance(kind, str) else type(value).__name__
+    if value in _PLAIN:
+        return str(_PLAIN[value].kind)
+    return JsonValues.kind if _is_json(value) else AvroValues.kind
+
+
+def _is_json(kind: Any) -> bool:  # noqa: ANN401
+    return kind is Any or getattr(kind, "__origin__", kind) in (dict, list)
+
+
+def _is_codec(value: Any) -> bool:  # noqa: ANN401
+    return hasattr(value, "encode") and hasattr(value, "prepare") and not isinstance(value, type)
 
 
 def is_prepared(codec: ValueCodec[Any], data: bytes) -> bool:
@@ -195,8 +227,7 @@ def is_prepared(codec: ValueCodec[Any], data: bytes) -> bool:
 
 async def codec_of(kind: Any, topic: str, registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401
     """Return the codec of a type, or the codec itself, ready to be used."""
-    is_codec = hasattr(kind, "encode") and hasattr(kind, "prepare") and not isinstance(kind, type)
-    codec: ValueCodec[Any] = kind if is_codec else values_of(kind, topic=topic, registry=registry)
+    codec: ValueCodec[Any] = kind if _is_codec(kind) else values_of(kind, topic=topic, registry=registry)
     await codec.open()
     return codec
 
