@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from headrace.errors import NotUnique
 from headrace.state.changelog import StateWrite
@@ -23,7 +23,8 @@ _ROWS = 64
 _PAGE = 500
 
 
-class DuplicateValue(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DuplicateValue:
     """A value that must be unique, and two keys that have it."""
 
     index: str

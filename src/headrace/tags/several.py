@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from headrace.errors import BadArgument, TagGap
-from headrace.store import FIRST_TAG_TIME, TagTime
+from headrace.store import FIRST_TAG_TIME, LAST_TAG_TIME, TagTime
 from headrace.tags.events import TaggedEvent, TagOffset
 
 __all__ = ["NO_WATCH", "OpenQuery", "PlaceWatch", "check_names_event", "merge_tags"]
@@ -91,7 +92,11 @@ def check_names_event(after: TagOffset | None) -> None:
 async def merge_tags(
     tags: Sequence[str], after: TagOffset | None, open_query: OpenQuery
 ) -> AsyncGenerator[TaggedEvent, None]:
-    """Yield the events of several tags after an offset, each once, in order, as one query would."""
+    """Yield the events of several tags after an offset, each once, in order, as one query would.
+
+    What all sources have passed is given in one go. Sources that hold up the others are asked for the last place that
+    is known: if each event were asked for by itself, hundreds of tags would ask one another at every event.
+    """
     news = asyncio.Event()
     start = None if after is None else after.before_record
     sources = [_Source(tag, open_query, start, news) for tag in tags]
@@ -99,19 +104,20 @@ async def merge_tags(
     try:
         while True:
             news.clear()
-            source = _first(sources)
-            if source is None:
+            heads = [(each.first, n) for n, each in enumerate(sources) if each.waiting]
+            if not heads:
                 if all(each.is_spent for each in sources):
                     return
                 await news.wait()
-            elif behind := _behind(sources, source):
+            elif behind := _behind(sources, min(heads)[0].time):
+                place = max(each.last for each in sources if each.waiting).time
                 for each in behind:
-                    each.watch.want(max(source.waiting[0], source.waiting[-1], key=_place).tag_offset.time)
+                    each.watch.want(place)
                 await news.wait()
             else:
-                event = source.pop()
-                if given.take(event):
-                    yield event
+                for event in _passed(sources, heads):
+                    if given.take(event):
+                        yield event
     finally:
         await asyncio.gather(*(source.stop() for source in sources))
 
@@ -137,6 +143,16 @@ class _Source:
         """Raise what ended the query."""
         if self._reading.done():
             self._reading.result()
+
+    @property
+    def first(self) -> TagOffset:
+        """The place of the first event that waits."""
+        return self.waiting[0].tag_offset
+
+    @property
+    def last(self) -> TagOffset:
+        """The highest place of those that are known; one that was missing before comes late."""
+        return max(self.waiting[0].tag_offset, self.waiting[-1].tag_offset)
 
     def pop(self) -> TaggedEvent:
         """Take the first event."""
@@ -190,15 +206,28 @@ class _Given:
         return True
 
 
-def _first(sources: Sequence[_Source]) -> _Source | None:
-    """Return the source whose event comes first; if several have the same event, the first of them."""
-    waiting = [source for source in sources if source.waiting]
-    return min(waiting, key=lambda source: _place(source.waiting[0]), default=None)
+def _passed(sources: Sequence[_Source], heads: list[tuple[TagOffset, int]]) -> Iterator[TaggedEvent]:
+    """Take events in order, as long as no source may still give an earlier one.
+
+    `heads` has the first place of each source with its number: of several that have the same event, the first one gives
+    it. A source without events gives only such as lie above the place that it has passed, whatever comes meanwhile.
+    """
+    heapq.heapify(heads)
+    bound = min((source.watch.passed for source in sources if not source.waiting), default=LAST_TAG_TIME)
+    while heads and heads[0][0].time <= bound:
+        number = heads[0][1]
+        source = sources[number]
+        event = source.pop()
+        if source.waiting:
+            heapq.heapreplace(heads, (source.first, number))
+        else:
+            heapq.heappop(heads)
+            bound = min(bound, source.watch.passed)
+        yield event
 
 
-def _behind(sources: Sequence[_Source], first: _Source) -> list[_Source]:
-    """Return the sources that may still give an earlier event. Raises what ended one of them."""
-    place = first.waiting[0].tag_offset.time
+def _behind(sources: Sequence[_Source], place: TagTime) -> list[_Source]:
+    """Return the sources that may still give an event before a place. Raises what ended one of them."""
     found = [source for source in sources if not source.waiting and source.watch.passed < place]
     for source in found:
         source.check()
@@ -207,7 +236,3 @@ def _behind(sources: Sequence[_Source], first: _Source) -> list[_Source]:
 
 def _placed_by_seq_nr(event: TaggedEvent) -> TaggedEvent:
     return msgspec.structs.replace(event, tag_offset=event.tag_offset._replace(number=event.seq_nr))
-
-
-def _place(event: TaggedEvent) -> TagOffset:
-    return event.tag_offset
