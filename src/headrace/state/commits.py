@@ -146,8 +146,8 @@ class CommitQueue:
             return
         check_staleness(max_staleness_s)
         # The owner is as fresh as its lease, which is looked at before a request comes here.
-        is_any_age_fine = max_staleness_s is None or replica.is_owned or math.isinf(max_staleness_s)
-        max_age_ms = None if is_any_age_fine else round(max_staleness_s * 1000)
+        bound_s = None if replica.is_owned or max_staleness_s == math.inf else max_staleness_s
+        max_age_ms = None if bound_s is None else round(bound_s * 1000)
         age_ms = replica.age_ms
         if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
             try:
