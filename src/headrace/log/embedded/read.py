@@ -61,7 +61,7 @@ def find_offset_at(db: sqlite3.Connection, at: TopicPartition, timestamp_ms: int
     return offset_of(row[0]) if row else None
 
 
-class Fetched(NamedTuple):
+class FetchedRows(NamedTuple):
     """The records from an offset on; `is_all` says that there are no more now."""
 
     partition_id: int
@@ -69,7 +69,7 @@ class Fetched(NamedTuple):
     is_all: bool
 
 
-def fetch(db: sqlite3.Connection, ask: Fetch) -> Fetched:
+def fetch(db: sqlite3.Connection, ask: Fetch) -> FetchedRows:
     """Return the partition's records from `start` on. Raises OffsetOutOfRange."""
     partition_id, start, end = partition_row(db, ask.at)
     if ask.partition_id not in (None, partition_id):
@@ -82,7 +82,7 @@ def fetch(db: sqlite3.Connection, ask: Fetch) -> Fetched:
         records, is_full = _some(ask.at, rows)
     is_full = is_full or len(records) == ask.max_records
     batch = Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
-    return Fetched(partition_id, batch, batch.next_offset >= end)
+    return FetchedRows(partition_id, batch, batch.next_offset >= end)
 
 
 def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]:
