@@ -454,7 +454,7 @@ async def test_a_node_that_does_not_serve_the_group_names_the_owner(world: World
     ("error", "with_id", "without"),
     [
         (NotPartitionOwner("t", 0, "n", ""), RetryVerdict(True, False), RetryVerdict(True, False)),
-        (Busy("n", 1), RetryVerdict(True, False), RetryVerdict(True, False)),
+        (Busy("n", 1), RetryVerdict(False, False), RetryVerdict(False, False)),
         (Unreachable("a", "b"), RetryVerdict(True, False), RetryVerdict(True, False)),
         (Unreachable("a", "b", False), RetryVerdict(True, True), RetryVerdict(False, True)),
         (TimedOut("a", 1, False), RetryVerdict(True, True), RetryVerdict(False, True)),
@@ -466,6 +466,11 @@ def test_what_is_sent_again(error: HeadraceError, with_id: RetryVerdict, without
     """C8: what says that nothing was done, always; what may have been done, if that is safe; a refusal, never."""
     assert judge(error, is_repeatable=True) == with_id
     assert judge(error, is_repeatable=False) == without
+
+
+def test_a_busy_node_is_asked_again_about_what_may_have_been_done() -> None:
+    """N41: only so can a caller learn what became of its first attempt; all others get Busy at once."""
+    assert judge(Busy("n", 1), is_repeatable=True, has_unknown=True) == RetryVerdict(True, False)
 
 
 def test_members_are_asked_in_turn_until_one_is_named() -> None:

@@ -18,8 +18,8 @@ from tests.engine.node_process import EnginePlace
 from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace, connect
-from headrace.engine import Engine, Failed, Rejected, Success
-from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
+from headrace.engine import Engine, EngineLimits, Failed, Rejected, Success
+from headrace.errors import BadArgument, Busy, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
 from headrace.journal import change_terms, grow_topic
 from headrace.keyspace import Keyspace, State, state
 from headrace.model import Event, TopicPartition
@@ -69,6 +69,33 @@ async def test_a_command_is_handled_by_the_owner_whichever_node_it_arrives_at(pl
             assert [(await each).version for each in sends + later] == list(range(2, 25))
             again = await standby.engine(bank).aggregate("a").send(Deposit(1), command_id="x")
             assert (again.version, again.is_repeated) == (1, True)
+
+
+@embedded_only
+async def test_callers_of_a_full_partition_are_refused_at_once(place: EnginePlace) -> None:
+    """N41: on the owner's node and on another one; they don't wait there for a place, of which there is a bound."""
+    bank = Engine(place.name, state=Account, partitions=1, limits=EngineLimits(waiting=2))
+    go_on = asyncio.Event()
+
+    @bank.command
+    async def deposit(account: Account | None, command: Deposit) -> Deposited:
+        await go_on.wait()
+        return Deposited(command.amount)
+
+    @bank.event
+    def deposited(account: Account | None, event: Deposited) -> Account:
+        return Account((account.balance if account else 0) + event.amount)
+
+    async with _node(place, "n1", bank) as owner, _node(place, "n2") as caller:
+        waiting = [asyncio.create_task(owner.engine(bank).aggregate(each).send(Deposit(1))) for each in "ab"]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            for hr in (owner, caller):
+                with pytest.raises(Busy, match="2 requests in flight") as busy:
+                    await hr.engine(bank).aggregate("c").send(Deposit(1), command_id="x")
+                assert busy.value.outcome_known
+        go_on.set()
+        assert [(await each).version for each in waiting] == [1, 1]
 
 
 async def test_the_journal_of_an_engine_is_a_journal(bank: tuple[Headrace, Engine[Account]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, TimedOut, Unavailable, Unreachable
+from headrace.errors import Busy, HeadraceError, NotPartitionOwner, OperationFailed, TimedOut, Unavailable, Unreachable
 from headrace.runtime import Backoff
 
 __all__ = ["Attempts", "RetryVerdict", "Trail", "explain", "judge", "not_ours", "out_of_time"]
@@ -57,12 +57,16 @@ class RetryVerdict(NamedTuple):
     is_unknown: bool
 
 
-def judge(error: HeadraceError, *, is_repeatable: bool) -> RetryVerdict:
-    """Return what to do after an attempt failed.
+def judge(error: HeadraceError, *, is_repeatable: bool, has_unknown: bool = False) -> RetryVerdict:
+    """Return what to do after an attempt failed; `has_unknown` says that an earlier one may have been done.
 
     A node that does not own the partition, and anything else that says that nothing was done, is tried again. What may
-    have been done is repeated only if that is safe: a read, or a command with an id. A refusal is never repeated.
+    have been done is repeated only if that is safe: a read, or a command with an id. A refusal is never repeated. Nor
+    is what a busy node does not take, unless that is the only way to learn what became of an earlier attempt: whoever
+    waits here instead would be one of an unbounded number.
     """
+    if isinstance(error, Busy):
+        return RetryVerdict(retries=has_unknown, is_unknown=False)
     if isinstance(error, NotPartitionOwner):
         return RetryVerdict(retries=True, is_unknown=False)
     if not isinstance(error, Unavailable):

@@ -268,7 +268,8 @@ class Router:
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
         while True:
             if last is not None:
-                verdict = judge(last, is_repeatable=request.is_repeatable and repeats_unknown)
+                is_repeatable, has_unknown = request.is_repeatable and repeats_unknown, attempts.number > 1
+                verdict = judge(last, is_repeatable=is_repeatable, has_unknown=has_unknown)
                 attempts = attempts.after(is_unknown=verdict.is_unknown)
                 if not verdict.retries or (request.group in self._closed_groups and not verdict.is_unknown):
                     raise last
