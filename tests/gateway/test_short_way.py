@@ -23,7 +23,7 @@ from tests.gateway.test_server import refused
 
 from headrace.app import Headrace, connect
 from headrace.cluster.owner import Owner
-from headrace.gateway import RunningGateway, server, serving
+from headrace.gateway import GatewayRequest, GatewayRoute, RouteAnswer, RunningGateway, server, serving
 from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.suspension import Suspension
 from headrace.testing.conformance.log_setting import eventually
@@ -340,6 +340,19 @@ async def test_a_known_request_is_not_parsed_again(served: Served, monkeypatch: 
 
     assert not await are_known()  # those that are new are parsed
     await eventually(are_known)
+
+
+async def test_a_route_of_the_application_comes_first(served: Served) -> None:
+    """G1: a route with a fixed name where that of keys has a parameter is asked, whatever is known of requests."""
+
+    async def handler(_: GatewayRequest) -> object:
+        return {"own": True}
+
+    route = GatewayRoute("GET", PATHS[0], handler, "Own.", "Own", RouteAnswer("Done."))
+    app = served.hr.gateway(Accounts, routes=[route])
+    async with serving(app, served.hr.settings.gateway) as running:
+        found = await asked(running, [request("GET", path) for path in (PATHS[1], PATHS[0], PATHS[0])])
+    assert ['"own":true' in each.body for each in found] == [False, True, True]
 
 
 async def test_known_requests_count_and_need_permission(served: Served) -> None:

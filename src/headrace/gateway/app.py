@@ -90,7 +90,8 @@ class GatewayApp:
         self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
         terms = _stream_terms(settings, self._closing)
         served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
-        self.plain_reads = PlainReads(served, self._origins, self._admission, self._suspension, self._clocks)
+        by_all = (self._origins, self._admission, self._suspension, self._clocks)
+        self.plain_reads = None if _is_below(routes, "/keyspaces/") else PlainReads(served, *by_all)
         self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
         self._operations = OperationRoutes(
             parts.health,
@@ -101,19 +102,10 @@ class GatewayApp:
         )
         self._recorder = None if console is None else ConsoleRecorder(console, every_s=settings.console_sample_s)
         commands = EngineRoutes(engines)
-        # A route of the application may be more special than the one of commands, and comes first then.
-        has_special = any(route.path.startswith("/engines/") for route in routes)
         self.plain_commands = (
             None
-            if has_special
-            else PlainCommands(
-                commands,
-                self._origins,
-                self._admission,
-                self._suspension,
-                self._clocks,
-                timeout_s=settings.request_timeout_s,
-            )
+            if _is_below(routes, "/engines/")
+            else PlainCommands(commands, *by_all, timeout_s=settings.request_timeout_s)
         )
         own = [*_log_routes(parts, settings, terms), *served.routes(), *commands.routes()]
         pages = self._console_routes(console, parts, engines, version)
@@ -326,6 +318,11 @@ def _trace_of(exchange: Exchange) -> Context | None:
     if len(given.get("tracestate", "")) > _MOST_TRACE_STATE:
         del given["tracestate"]
     return extract_text(given) or None
+
+
+def _is_below(routes: Sequence[GatewayRoute], start: str) -> bool:
+    """Return True if the application has a route there: it may be more special than ours, and comes first then."""
+    return any(route.path.startswith(start) for route in routes)
 
 
 def _log_routes(parts: GatewayParts, settings: GatewaySettings, terms: StreamTerms) -> list[GatewayRoute]:
