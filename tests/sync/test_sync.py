@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.engine.models import Deposit as BankDeposit
+from tests.engine.models import bank_engine
+from tests.keyspace.accounts import Accounts, Customer, Deposit
 
 import headrace.sync
+from headrace.engine import Failed
 from headrace.errors import BadArgument, Closed, IncompatibleSchema, WrongSeqNr
 from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
@@ -232,3 +236,34 @@ def test_an_interrupt_while_waiting_ends_the_read(loop_thread: LoopThread, monke
             next(numbers)
     numbers.close()
     assert closed.is_set()
+
+
+def test_a_script_can_send_commands_and_use_a_keyspace(tmp_path: Path) -> None:
+    """A node in the script's own process, an engine and a keyspace on it, without a line of asyncio."""
+    bank = bank_engine("bank")
+    with headrace.sync.connect(f"embedded:{tmp_path}") as hr:
+        with pytest.raises(BadArgument, match="go through a node"):
+            hr.engine(bank)
+        with hr.node(bank, Accounts) as node:
+            node.online()
+            account = hr.engine(bank).aggregate("acc-1")
+            assert account.send(BankDeposit(10), command_id="x").version == 1
+            assert account.send(BankDeposit(10), command_id="x").version == 1
+            state = account.state()
+            assert state is not None
+            assert (state.balance, account.read().version) == (10, 1)
+            assert isinstance(account.try_send(BankDeposit(1), expected_version=7), Failed)
+            accounts = hr.keyspace(Accounts)
+            assert accounts.ask(Deposit("a", 5)) == 5
+            assert accounts.ack(Deposit("a", 5), message_id="m") == 10
+            assert accounts.ask_with_token(Deposit("a", 5), message_id="m").reply == 10
+            accounts.tell(Deposit("a", 0))
+            assert [key for key, _ in accounts.prefix("entries", ("a",)).items][:2] == [("a", 1), ("a", 2)]
+            accounts.put("customers", "b", Customer("Riga", "b@b"))
+            assert accounts.get("customers", "b") == Customer("Riga", "b@b")
+            assert accounts.find("customers", "city", "Riga") == [("b", Customer("Riga", "b@b"))]
+            assert (accounts.count("customers"), dict(accounts.items("balances"))) == (1, {"a": 10})
+            changes = accounts.changes("customers", "b")
+            assert next(changes).value == Customer("Riga", "b@b")
+            accounts.delete("customers", "b", expected=accounts.read("customers", "b").version)
+            assert next(changes).value is None

@@ -5,12 +5,13 @@ Promises: one setting chooses the tier, and the program stays the same; leaving 
 
 from headrace.app.connection import Headrace, connect
 from headrace.app.copy_journals import CopyReport, copy_journals, journal_topics
-from headrace.app.nodes import RunningNode
+from headrace.app.nodes import NodePart, RunningNode
 from headrace.app.projections import ProjectionHandle, ProjectionStatus
 
 __all__ = [
     "CopyReport",
     "Headrace",
+    "NodePart",
     "ProjectionHandle",
     "ProjectionStatus",
     "RunningNode",

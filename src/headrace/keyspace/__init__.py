@@ -12,7 +12,15 @@ from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.context import Context
-from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
+from headrace.keyspace.declaration import (
+    EVERY_NODE,
+    Keyspace,
+    KeyspaceSpec,
+    StateDeclaration,
+    consumes,
+    handles,
+    state,
+)
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
 from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_phase
 from headrace.keyspace.push_storage import PushLetter
@@ -45,6 +53,7 @@ __all__ = [
     "ResizeReport",
     "Scattered",
     "State",
+    "StateDeclaration",
     "StateFolder",
     "StreamContext",
     "TokenReply",

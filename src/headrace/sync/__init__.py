@@ -17,11 +17,16 @@ from headrace.sync.facade import (
     SyncSnapshots,
     connect,
 )
+from headrace.sync.nodes import SyncAggregate, SyncEngine, SyncKeyspace, SyncNode
 
 __all__ = [
+    "SyncAggregate",
+    "SyncEngine",
     "SyncHeadrace",
     "SyncJournal",
+    "SyncKeyspace",
     "SyncLog",
+    "SyncNode",
     "SyncProjection",
     "SyncRegistry",
     "SyncSnapshots",

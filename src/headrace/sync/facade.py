@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
+from headrace.app import Headrace, NodePart, ProjectionHandle, ProjectionStatus
 from headrace.app import connect as connect_async
 from headrace.config import HeadraceSettings
+from headrace.engine import Engine, EngineClient
 from headrace.journal import AppendedEvents, Journal, JournalSnapshots, Moment, PartitionStats, Snapshot
+from headrace.keyspace import Keyspace, KeyspaceClient
 from headrace.log import Log
 from headrace.model import (
     Batch,
@@ -27,9 +29,13 @@ from headrace.model import (
 from headrace.projection import Projection
 from headrace.runtime import LoopThread
 from headrace.serde import Registry, Schema, Version
+from headrace.sync.nodes import SyncEngine, SyncKeyspace, SyncNode
 from headrace.tags import After, TaggedEvent
 
 __all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncProjection", "SyncRegistry", "SyncSnapshots", "connect"]
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class SyncLog:
@@ -236,26 +242,49 @@ class SyncHeadrace:
     ) -> Iterator[SyncProjection]:
         """Run a projection in this process while the block runs, as Headrace.project does."""
         with self._entered(lambda: self._opened.project(projection, worker=worker, workers=workers)) as handle:
-            yield handle
+            yield SyncProjection(self._loop, handle)
 
     @contextlib.contextmanager
     def projection(self, projection: Projection) -> Iterator[SyncProjection]:
         """Open a projection that runs elsewhere, as Headrace.projection does."""
         with self._entered(lambda: self._opened.projection(projection)) as handle:
-            yield handle
+            yield SyncProjection(self._loop, handle)
 
     @contextlib.contextmanager
-    def _entered(
-        self, make: Callable[[], contextlib.AbstractAsyncContextManager[ProjectionHandle]]
-    ) -> Iterator[SyncProjection]:
+    def node(self, *parts: NodePart) -> Iterator[SyncNode]:
+        """Be a node of the cluster while the block runs, and serve these keyspaces and engines.
+
+        Handlers run on the connection's own event loop: one that blocks stops all of them.
+        """
+        with self._entered(lambda: self._opened.node(*parts)) as node:
+            yield SyncNode(self._loop, node)
+
+    def keyspace(self, kind: type[Keyspace]) -> SyncKeyspace:
+        """Return the client of a keyspace; a node runs in this process (`hr.node`). Raises BadArgument."""
+
+        async def make() -> KeyspaceClient:
+            return self._opened.keyspace(kind)
+
+        return SyncKeyspace(self._loop, self._loop.run(make()))
+
+    def engine(self, engine: Engine[S]) -> SyncEngine[S]:
+        """Return the client of an engine; a node runs in this process (`hr.node`). Raises BadArgument."""
+
+        async def make() -> EngineClient[S]:
+            return self._opened.engine(engine)
+
+        return SyncEngine(self._loop, self._loop.run(make()))
+
+    @contextlib.contextmanager
+    def _entered(self, make: Callable[[], contextlib.AbstractAsyncContextManager[T]]) -> Iterator[T]:
         stack = contextlib.AsyncExitStack()
 
-        async def enter() -> ProjectionHandle:
+        async def enter() -> T:
             return await stack.enter_async_context(make())
 
-        handle = self._loop.run(enter())
+        entered = self._loop.run(enter())
         try:
-            yield SyncProjection(self._loop, handle)
+            yield entered
         finally:
             self._loop.run(stack.aclose())
 
