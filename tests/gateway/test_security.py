@@ -270,6 +270,16 @@ def test_keys_are_not_read_where_others_could_answer() -> None:
     JsonWebKeys(GatewayJwtSettings(jwks="http://127.0.0.1:1/keys"))
 
 
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), ("{}", "keys"), ('{"keys": []}', "keys")])
+def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path, content: str | None, reason: str) -> None:
+    """G10: a gateway with a misspelt file would start, and refuse all callers one by one."""
+    file = tmp_path / "keys.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(KeysUnusable, match=reason):
+        JsonWebKeys(GatewayJwtSettings(jwks=str(file)))
+
+
 def signed(method: str, url: str, body: bytes = b"", *, secret: bytes = SECRET, **options: Any) -> dict[str, str]:
     parsed = httpx.URL(url)
     parts = SignedParts(method, parsed.raw_path.partition(b"?")[0].decode(), parsed.query.decode(), "localhost", {})

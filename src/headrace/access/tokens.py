@@ -52,6 +52,8 @@ class JsonWebKeys:
         self._failure: tuple[float, Unreachable] | None = None
         self._reading = asyncio.Lock()
         _check_place(self._where)
+        if not _is_address(self._where):
+            _check_file(self._where)
 
     async def key(self, key_id: str | None) -> jwt.PyJWK:
         """Return the key of an id; without an id, the only key there is. Raises Unauthenticated, Unreachable."""
@@ -148,8 +150,20 @@ def _check_place(where: str) -> None:
         raise KeysUnusable(where, "keys are read over https, or from a file")
 
 
+def _is_address(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
+def _check_file(where: str) -> None:
+    """Raise KeysUnusable for a file without keys: all callers would be refused, each by itself."""
+    try:
+        _keys_at(where, timeout_s=0.0)
+    except Exception as error:  # whatever stands there instead of keys
+        raise KeysUnusable(where, _reason(error)) from error
+
+
 def _keys_at(where: str, timeout_s: float) -> dict[str | None, jwt.PyJWK]:
-    text = _fetched(where, timeout_s) if where.startswith(("http://", "https://")) else Path(where).read_bytes()
+    text = _fetched(where, timeout_s) if _is_address(where) else Path(where).read_bytes()
     found = jwt.PyJWKSet.from_dict(json.loads(text)).keys
     # A key for encryption, or a shared secret, must not check signatures.
     usable = [key for key in found if key.public_key_use in (None, "sig") and key.key_type != "oct"]
