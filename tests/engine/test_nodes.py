@@ -114,7 +114,18 @@ async def test_the_journal_of_an_engine_is_a_journal(bank: tuple[Headrace, Engin
     assert [(each.id, each.seq_nr) for each in tagged] == [("acc-1", 1)]
 
 
-@embedded_only
+async def test_an_account_is_opened_credited_and_not_overdrawn(bank: tuple[Headrace, Engine[Account]]) -> None:
+    """N27: 1000 and 100 make 1100; what would overdraw it is rejected with a code, and changes nothing."""
+    hr, engine = bank
+    account = hr.engine(engine).aggregate("acc-1")
+    opened, credited = await account.send(Deposit(1000), command_id="open"), await account.send(Deposit(100))
+    overdrawn = await account.send(Withdraw(5000))
+    assert (opened.version, credited.version) == (1, 2)
+    assert isinstance(overdrawn, Rejected)
+    assert overdrawn.code
+    assert await account.state() == Account(1100)
+
+
 async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headrace, Engine[Account]]) -> None:
     """N38: appends, deletes, purges and growth are refused, naming the engine; marks of readers are not."""
     hr, engine = bank
@@ -166,7 +177,6 @@ async def test_topics_that_an_engine_can_not_use_are_refused(place: EnginePlace)
             hr.engine(engines[0])
 
 
-@embedded_only
 async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, Engine[Account]]) -> None:
     """N6, N7, N22, N26: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
     hr, engine = bank
@@ -194,7 +204,6 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
         assert f'headrace_engine_stage_seconds_count{{engine="{engine.name}",stage="{stage}"}}' in metrics
 
 
-@embedded_only
 async def test_a_command_is_traced_from_the_caller_to_the_journal(
     place: EnginePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
