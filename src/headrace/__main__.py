@@ -12,9 +12,19 @@ def main() -> None:
     """Run the command."""
     try:
         from headrace.cli import main as run
-    except KeyboardInterrupt:
+
+        run()
+    except BaseException as error:
+        if not _was_interrupted(error):
+            raise
         sys.exit(130)
-    run()
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Return True if it is an interrupt, or its consequence: Python wraps those that come while a class is made."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 if __name__ == "__main__":

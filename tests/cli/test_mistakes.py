@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tests.cli.conftest import Command
 from typer.testing import CliRunner
 
+from headrace.cli import spark_sessions
 from headrace.cli.main import app
 from headrace.errors import BadArgument, MissingExtra, NotGiven
 
@@ -63,6 +65,30 @@ def test_an_interrupt_while_it_is_imported_is_no_traceback(tmp_path: Path) -> No
     program += "signal.signal(signal.SIGALRM, signal.default_int_handler); headrace.__main__.main()"
     done = subprocess.run([sys.executable, "-c", program, "journal", "ids", "x"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_an_interrupt_that_python_wraps_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FN4: one that comes while a class is made is the cause of a RuntimeError; other errors stay as they are."""
+    from headrace import __main__, cli
+
+    def end(cause: BaseException) -> None:
+        raise RuntimeError from cause
+
+    monkeypatch.setattr(cli, "main", lambda: end(KeyboardInterrupt()))
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
+    monkeypatch.setattr(cli, "main", lambda: end(ValueError()))
+    with pytest.raises(RuntimeError):
+        __main__.main()
+
+
+def test_an_interrupt_that_is_swallowed_while_spark_starts_counts() -> None:
+    """FN4: it is noted, so that the command ends when Spark has started."""
+    with spark_sessions._noting_interrupts() as came, contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert came == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.spark

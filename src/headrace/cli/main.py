@@ -146,8 +146,6 @@ def main() -> None:
     """Run the command; a HeadraceError is a message, not a traceback."""
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except Exception as error:
         from headrace.errors import HeadraceError  # ninety classes, which `--help` need not wait for
 

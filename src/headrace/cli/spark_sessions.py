@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -57,8 +59,12 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
     run(_ask(endpoints))
     is_own = SparkSession.getActiveSession() is None
     with _in_one_line(name):
-        spark = spark_session(settings.pipeline, name=name, watcher=Terminal(Console(stderr=True)), endpoints=endpoints)
+        watcher = Terminal(Console(stderr=True))
+        with _noting_interrupts() as interrupts:
+            spark = spark_session(settings.pipeline, name=name, watcher=watcher, endpoints=endpoints)
         try:
+            if interrupts:
+                raise KeyboardInterrupt  # what starts Spark has swallowed it
             if is_own and not _is_verbose():
                 spark.sparkContext.setLogLevel("OFF")  # the errors that commands print say what failed
             yield spark
@@ -66,6 +72,25 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
             if is_own:
                 close_all()
                 end_session(spark)
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """Yield the list of interrupts that come within the block; each of them is raised there, as ever."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        if is_default and signal.getsignal(signal.SIGINT) is note:  # Spark may have set its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
