@@ -7,20 +7,24 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.orm import Session
 from tests.suites.tags_setting import Scene, TagSetting
 
 from headrace.errors import (
     BadArgument,
+    HandlerFailed,
     OffsetAhead,
     OperationFailed,
     ProjectionChanged,
     ProjectionRebuilding,
     SlotsMoved,
+    TransactionEnded,
 )
 from headrace.observe import LineProgress
 from headrace.projection import (
@@ -271,6 +275,70 @@ class ProjectionConformance(TagSetting):
         assert max(sizes) > 1
         assert table.numbers("a") == [1, 2, 3, 5, 6, 7]
 
+    @pytest.mark.parametrize(
+        ("ending", "then", "at"),
+        [
+            ("commit", "fail", 2),
+            ("commit", "dead-letter", 4),
+            ("rollback", "skip", 2),
+            ("rollback", "fail", 4),
+            ("close", "skip", 4),
+            ("session", "dead-letter", 2),
+        ],
+    )
+    async def test_a_handler_can_not_end_the_transaction(
+        self, scene: Scene, table: Table, ending: str, then: Any, at: int
+    ) -> None:
+        """T34: the batch's offset is stored in it. A commit would pass the events that follow, and a rollback would
+        lose the work before: the event whose handler tries is the one that fails, and no other."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        ends = [True]
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == at and ends[0]:
+                with suppress(TransactionEnded):  # what a handler catches is its failure all the same
+                    _end(connection, ending)
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery(then))
+        if then == "fail":
+            with pytest.raises(
+                HandlerFailed, match=rf"event {at} .* the handler (committed|rolled back) the transaction"
+            ):
+                await _catch_up(scene, projection)
+            assert table.numbers("a") == list(range(1, at))
+            ends[0] = False
+        await _catch_up(scene, projection)
+        passed = [] if then == "fail" else [at]
+        assert table.numbers("a") == [n for n in range(1, 5) if n not in passed]
+        if then == "dead-letter":
+            target = open_target(projection, scene.store.settings)
+            letters = await target.letters.all()
+            assert [letter.seq_nr for letter in letters] == passed
+            ends[0] = False
+            assert (await replay_letters(projection, scene.queries, target, letters)).handled == 1
+            assert table.numbers("a") == [1, 2, 3, 4]
+
+    async def test_a_handlers_savepoints_and_sessions_are_its_own(self, scene: Scene, table: Table) -> None:
+        """T34: part of an event's work can be undone, and a session on the connection may commit its own part."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            with connection.begin_nested() as savepoint:
+                table.add(connection, event)
+                savepoint.rollback()
+            with Session(connection) as session:
+                table.add(session.connection(), event)
+                session.commit()
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                table.add(session.connection(), event)
+                session.rollback()
+
+        await _catch_up(scene, _projection(scene, table, handler=handle))
+        assert table.numbers("a") == [1, 2, 3]
+
     async def test_a_reset_may_end_its_transaction(self, scene: Scene, table: Table) -> None:
         """FT4: MariaDB commits at a CREATE or TRUNCATE. Until the rebuild has put the offsets, no worker can go on."""
         await scene.append("a", [1, 2])
@@ -503,6 +571,20 @@ class ProjectionConformance(TagSetting):
         await _until(lambda: table.numbers("a") == list(range(1, 11)))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def _end(connection: Connection, ending: str) -> None:
+    match ending:
+        case "commit":
+            connection.commit()
+        case "rollback":
+            connection.rollback()
+        case "close":
+            connection.close()
+        case _:
+            with Session(connection) as session:
+                session.execute(text("SELECT 1"))
+                session.rollback()
 
 
 class Table:

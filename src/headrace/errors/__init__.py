@@ -14,6 +14,7 @@
     │   ├── Fenced                  another process took over; this owner must stop
     │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
+    │   ├── TransactionEnded        a handler tried to end the SQL transaction that it is called in
     │   ├── BadToken                a consistency token that this log never gave
     │   ├── TokenOfOtherTopic       a consistency token of a topic that is gone, or of another cluster
     │   ├── TokenAhead              a consistency token of a record that the log does not have
@@ -280,6 +281,7 @@ from headrace.errors.projections import (
     ProjectionChanged,
     ProjectionRebuilding,
     SlotsMoved,
+    TransactionEnded,
 )
 from headrace.errors.schemas import (
     BadSchema,
@@ -466,6 +468,7 @@ __all__ = [
     "TopicClaimed",
     "TopicExists",
     "TopicShared",
+    "TransactionEnded",
     "TransactionFailed",
     "TransactionMisused",
     "Unauthenticated",

@@ -1,4 +1,4 @@
-"""Errors of projections."""
+"""Errors of projections, and of handlers that work in a SQL transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import ClassVar
 
 from headrace.errors.families import Misconfigured, Refused, Unavailable
 
-__all__ = ["DeadLettersFull", "HandlerFailed", "OffsetAhead", "ProjectionChanged", "ProjectionRebuilding", "SlotsMoved"]
+__all__ = [
+    "DeadLettersFull",
+    "HandlerFailed",
+    "OffsetAhead",
+    "ProjectionChanged",
+    "ProjectionRebuilding",
+    "SlotsMoved",
+    "TransactionEnded",
+]
 
 
 @dataclass(eq=False)
@@ -18,6 +26,17 @@ class SlotsMoved(Refused):
     says: ClassVar[str] = (
         "offsets of projection {projection!r} were moved by another worker or a command; "
         "load them again and continue from there"
+    )
+
+
+@dataclass(eq=False)
+class TransactionEnded(Refused):
+    """A handler tried to end the transaction that also stores that its event is done."""
+
+    how: str
+    says: ClassVar[str] = (
+        "the handler {how} the transaction that also stores that its event is done, which was refused; return from the "
+        "handler to commit, raise an error to roll back, and use connection.begin_nested() to undo a part of the work"
     )
 
 

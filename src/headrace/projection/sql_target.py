@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from headrace.errors import OperationFailed
 from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
+from headrace.projection.handler_transactions import HandlerTransaction
 from headrace.projection.ports import Offsets
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import is_replay, moves, slot_of
@@ -43,14 +44,14 @@ class _Call:
     arguments: tuple[object, ...] = ()
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def run(self, connection: Connection) -> None:
+    def run(self, connection: Connection, owned: HandlerTransaction) -> None:
         """Make the call."""
-        with self.around():
+        with self.around(), owned.handling():
             self.function(connection, *self.arguments)
 
-    async def run_async(self, connection: AsyncConnection) -> None:
+    async def run_async(self, connection: AsyncConnection, owned: HandlerTransaction) -> None:
         """Make the call, and await its result if it is awaitable."""
-        with self.around():
+        with self.around(), owned.handling():
             done = self.function(connection, *self.arguments)
             if inspect.isawaitable(done):
                 await done
@@ -68,8 +69,9 @@ class _Transaction:
         """Do it all, or nothing."""
         with engine.begin() as connection:
             self.before(connection)
+            owned = HandlerTransaction(connection)
             for call in self.calls:
-                call.run(connection)
+                call.run(connection, owned)
             if self.after is not None:
                 self.after(connection)
             crash_point("projection.sql.before-commit")
@@ -78,8 +80,9 @@ class _Transaction:
         """Do it all, or nothing."""
         async with engine.begin() as connection:
             await connection.run_sync(self.before)
+            owned = await connection.run_sync(HandlerTransaction)
             for call in self.calls:
-                await call.run_async(connection)
+                await call.run_async(connection, owned)
             if self.after is not None:
                 await connection.run_sync(self.after)
             crash_point("projection.sql.before-commit")
