@@ -119,6 +119,25 @@ async def test_what_could_not_be_read_back_is_not_written(name: str) -> None:
         await _still_works(aggregate)
 
 
+@pytest.mark.parametrize("name", HELD)
+async def test_events_of_a_caller_are_carried_as_they_are_or_refused(name: str) -> None:
+    """JSON has no infinity: an event with one would be applied as another event than the caller gave."""
+    async with EngineHarness(documents_engine()) as harness:
+        aggregate = harness.aggregate("a")
+        with pytest.raises(NotStorable):
+            await aggregate.apply_events([Written(HELD[name])])
+        await _still_works(aggregate)
+
+
+@pytest.mark.parametrize("events", ["x", "\ud800", b"x", {"a": 1}, 5, None], ids=repr)
+async def test_what_is_no_list_of_events_is_refused(events: Any) -> None:
+    """A text is a list of letters, and a dictionary one of its keys: neither is meant."""
+    async with EngineHarness(documents_engine()) as harness:
+        with pytest.raises(BadArgument) as refused:
+            await harness.aggregate("a").apply_events(events)
+        assert refused.value.name == "events"
+
+
 @dataclass
 class Spoil:
     pass

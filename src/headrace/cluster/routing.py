@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import sys
 import uuid
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -41,6 +41,8 @@ LOST_TELLS = counter("cluster", "tells_lost", "Tells that failed; they are sent 
 ACK_ATTEMPTS = 3
 ACK_ATTEMPT_S = 3.5  # longer than the three seconds in which a partition finds its next owner
 _NOT_NOTED = nullcontext()
+# A whole number above it is no time: it can't be added to one.
+_LONGEST_S = sys.float_info.max
 # A member that may, but need not, be the owner is given so long to answer what can be repeated, and then as long again
 # as the request has taken: one that is frozen must not hold it up until its deadline.
 OTHERS_S = 1.0
@@ -370,7 +372,7 @@ class Router:
         """Return how long a request may take. Raises BadArgument."""
         if timeout_s is None:
             return self._timeout_s
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _LONGEST_S:
             raise BadArgument("timeout_s", timeout_s, "a request has a time above 0")
         return timeout_s
 

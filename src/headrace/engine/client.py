@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -206,9 +206,10 @@ class Aggregate(Generic[S]):
         self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
     ) -> Success[S]:
         """Apply events that were decided on elsewhere, without a command handler. Raises BadArgument for a lone one."""
-        if not isinstance(events, Iterable) or hasattr(events, "_fields"):  # an event may be a NamedTuple
+        is_text = isinstance(events, str | bytes | Mapping)
+        if is_text or not isinstance(events, Iterable) or hasattr(events, "_fields"):  # an event may be a NamedTuple
             raise BadArgument("events", events, "they are given in a list")
-        payloads = [self._engine.events.payload(event, is_sorted=True) for event in events]
+        payloads = [self._engine.events.carried_payload(event) for event in events]
         request = CommandRequest(
             aggregate=self.id,
             kind="events",

@@ -64,6 +64,11 @@ class TypedJson:
         """
         return {"type": type(value).__name__, "data": self._builtins(value, is_sorted=is_sorted)}
 
+    def carried_payload(self, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        """Return the sorted payload of an event that a caller sends. Raises NotStorable for what JSON would change."""
+        self._checked(value, type(value).__name__, _encode_sorted)
+        return self.payload(value, is_sorted=True)
+
     def of_payload(self, payload: Any) -> Any:  # noqa: ANN401
         """Return the value of a payload. Raises NotReadable."""
         if not isinstance(payload, Mapping) or payload.keys() < {"type", "data"}:

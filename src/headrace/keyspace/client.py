@@ -40,9 +40,12 @@ from headrace.state import (
     OrderedKeys,
     StateChange,
     StatePage,
+    check_limit,
+    check_offset,
     check_staleness,
     codec_of,
     is_prepared,
+    place_after,
 )
 
 __all__ = ["KeyspaceClient"]
@@ -109,7 +112,7 @@ class KeyspaceClient:
 
     async def ack(self, message: object, *, message_id: str | None = None) -> Any:  # noqa: ANN401
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
-        message_id = message_id or uuid.uuid4().hex
+        message_id = uuid.uuid4().hex if message_id is None else message_id
         await self.open()
         handler, routing, call = self._calls.asked(message, (), message_id)
         with span("keyspace.ask", keyspace=self.name, message=call.message):
@@ -161,7 +164,7 @@ class KeyspaceClient:
         that has not leaves the answer to the owner. Raises BadToken, TokenOfOtherTopic, TokenAhead.
         """
         if max_staleness_s is None and at_least is None and timeout_s is None:
-            name = state.name if isinstance(state, StateDeclaration) else state
+            name = self._name_of(state)
             found = self.read_at_once(name, key)
             if found is not None:
                 await asyncio.sleep(0)  # whoever asks its own node in a loop would let nobody else run
@@ -184,6 +187,8 @@ class KeyspaceClient:
         offset, token = (None, at_least) if isinstance(at_least, str) else (at_least, None)
         if token is not None:
             ConsistencyToken.parse(token)
+        if offset is not None:
+            check_offset("at_least", offset)
         routing, data = opened.keys.encode_routed(key)
         asked = GetValue(opened.spec.name, data, max_staleness_s, offset, token)
         found = await self._copies.get(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
@@ -220,6 +225,9 @@ class KeyspaceClient:
         opened = await self._state(state)
         if not opened.keys.is_compound:
             raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`")
+        if prefix == ():
+            raise BadArgument("prefix", prefix, "its first part decides the partition; for all keys use `items`")
+        check_limit(limit)
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
         partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
@@ -318,6 +326,8 @@ class KeyspaceClient:
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of all keys of a partition; a lagged item says that the partition is to be read again."""
         opened = await self._state(state)
+        if type(partition) is not int:
+            raise BadArgument("partition", partition, "it must be the number of a partition, from 0 on")
         async for change in self._copies.follow(opened, lambda: partition, None, None, after, heartbeat_s):
             yield change
 
@@ -335,16 +345,18 @@ class KeyspaceClient:
         `prefix` are the first parts of compound keys, or the beginning of texts; `start` and `end` are keys, or first
         parts of them, from which on and before which. `after` are tokens by partition to resume after.
         """
+        _check_places(after)
         source = self._copies.collection(await self._state(state), prefix, start, end)
         async for event in follow_collection(source, after or {}):
             yield event
 
     def key_from_json(self, state: str, text: bytes) -> Any:  # noqa: ANN401
         """Return the key of a state that JSON stands for. Raises BadArgument."""
+        name = self._name_of(state)
         try:
-            return msgspec.json.decode(text, type=self._specs[state].key)
-        except (KeyError, msgspec.MsgspecError) as error:
-            raise BadArgument("key", text[:60], f"it is no key of state {state!r}: {error}") from error
+            return msgspec.json.decode(text, type=self._specs[name].key)
+        except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise BadArgument("key", _start_of(text), f"it is no key of state {state!r}: {error}") from error
 
     async def open(self) -> None:
         """Get ready, which every request does if necessary: fetch or register the schemas of messages and values."""
@@ -370,7 +382,7 @@ class KeyspaceClient:
             )
 
     async def _state(self, state: str | StateDeclaration) -> OpenState:
-        name = state.name if isinstance(state, StateDeclaration) else state
+        name = self._name_of(state)
         found = self._states.get(name)
         if found is not None:
             return found
@@ -382,6 +394,14 @@ class KeyspaceClient:
         opened = OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
         return self._states.setdefault(name, opened)
 
+    def _name_of(self, state: object) -> str:
+        """Return the name of a state. Raises BadArgument for what names none."""
+        if isinstance(state, StateDeclaration):
+            return state.name
+        if not isinstance(state, str):
+            raise BadArgument("state", state, f"it must be a name; keyspace {self.name!r} has {sorted(self._specs)}")
+        return state
+
     async def _put(
         self,
         opened: OpenState,
@@ -391,9 +411,25 @@ class KeyspaceClient:
         expected: int | None,
         timeout_s: float | None,
     ) -> KeyWritten:
+        if expected is not None:
+            check_offset("expected", expected)
         routing, data = opened.keys.encode_routed(key)
         asked = PutValue(opened.spec.name, data, value, ttl_ms, expected)
         answer = await self._route.ask(routing, encode(asked), timeout_s=timeout_s)
         if answer == PUT_CONFLICT:
             raise StateConflict(opened.spec.name, repr(key))
         return KeyWritten(PlacedReply.decode(answer).places)
+
+
+def _check_places(after: object) -> None:
+    """Refuse what are no tokens by partition. Raises BadArgument."""
+    if after is None:
+        return
+    if not isinstance(after, Mapping) or not all(type(each) is int for each in after):
+        raise BadArgument("after", after, "it must be a mapping of partitions to the tokens of changes")
+    for place in after.values():
+        place_after(place)
+
+
+def _start_of(text: object) -> object:
+    return text[:60] if isinstance(text, str | bytes) else text

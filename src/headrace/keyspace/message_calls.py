@@ -9,6 +9,7 @@ from typing import NamedTuple
 from headrace.errors import BadArgument, UnknownMessage
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.keyspace.messages import Call, Entry, MessageCodecs, encode, key_bytes, longer_chain
+from headrace.protocol.limits import is_utf8
 
 __all__ = ["KeyedCall", "MessageCalls"]
 
@@ -44,8 +45,10 @@ class MessageCalls:
         """Return the call of a message whose reply is waited for. Raises UnknownMessage, BadArgument, AskCycle."""
         handler = self.handler_of(message)
         routing, key = _key_of(handler, message)
-        if message_id is not None and (not isinstance(message_id, str) or not 1 <= len(message_id) <= _ID_AT_MOST):
+        if message_id is not None and not _is_id(message_id):
             raise BadArgument("message_id", message_id, f"an id is a text of 1 to {_ID_AT_MOST} characters")
+        if not isinstance(chain, tuple):
+            raise BadArgument("chain", chain, "it must be a tuple of keyspaces and keys")
         longer_chain(chain, (self._spec.name, key))  # before it waits behind the request that it would wait for
         return KeyedCall(handler, routing, self._call(message, key, chain))
 
@@ -65,6 +68,13 @@ class MessageCalls:
         """Return a call with an id that no other request has."""
         request = f"{self._requests_of}-{next(self._requests)}"
         return Call(type(message).__name__, self._codecs.message_bytes(message), key, request, chain)
+
+
+def _is_id(message_id: object) -> bool:
+    """Return True for a text that a kept reply can be found by."""
+    if not isinstance(message_id, str) or not 1 <= len(message_id) <= _ID_AT_MOST:
+        return False
+    return message_id.isascii() or is_utf8(message_id)
 
 
 def _key_of(handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -29,14 +28,24 @@ from headrace.keyspace.messages import (
 from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.runtime import Backoff
-from headrace.state import OrderedKeys, StateChange, StatePage, StateSpec, ValueCodec, index_prefix, index_row
+from headrace.state import (
+    OrderedKeys,
+    StateChange,
+    StatePage,
+    StateSpec,
+    ValueCodec,
+    check_heartbeat,
+    check_limit,
+    index_prefix,
+    index_row,
+    place_after,
+)
 
 __all__ = ["LocalCopies", "OpenState", "StateCopies", "decoded"]
 
 _PAGE = 256
 _POLL_S = 5.0
 _CHANGES = 500
-_OFFSET = re.compile(r"-?[0-9]{1,18}")
 # A subscriber gets an error for a partition that nobody serves.
 _GIVE_UP_S = 60.0
 _BACKOFF = Backoff(first_s=0.02, limit_s=0.5)
@@ -111,8 +120,7 @@ class StateCopies:
         limit: int,
     ) -> tuple[RawPage, list[tuple[Any, Any]]]:
         """Return a page as the copy gave it, and its pairs decoded."""
-        if limit < 1:
-            raise BadArgument("limit", limit, "a page has at least one pair")
+        check_limit(limit)
         if after is not None:
             start = max(start, opened.keys.encode(after) + b"\x00")
         asked = ReadPage(opened.spec.name, start, end, limit)
@@ -130,7 +138,8 @@ class StateCopies:
         token: str | None = None,
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of a key, or of a whole partition, wherever it is served. Raises SubscriptionEnded."""
-        topic_id, offset = _place_of(after)
+        check_heartbeat(heartbeat_s)
+        topic_id, offset = place_after(after)
         wait_s = min(heartbeat_s or _POLL_S, _POLL_S)
         failures, loop = 0, asyncio.get_running_loop()
         heard_s = loop.time()
@@ -169,8 +178,9 @@ class StateCopies:
 
     async def find(self, opened: OpenState, index: str, value: Any, limit: int) -> list[Any]:  # noqa: ANN401
         """Return up to `limit` pairs that an index has under a value, of all partitions, in the order of their keys."""
-        if index not in opened.spec.indexes:
+        if not isinstance(index, str) or index not in opened.spec.indexes:
             raise BadArgument("index", index, f"the state has {sorted(opened.spec.indexes)}")
+        check_limit(limit)
         prefix = index_prefix(index_row(index, value))
         asked = FindByIndex(opened.spec.name, prefix, prefix, limit)
         gathered = await self._route.scatter(encode(asked))
@@ -211,16 +221,6 @@ class StateCopies:
                 return _changes.decode(answer)
         reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
         return _changes.decode(reply)
-
-
-def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
-    """Return the topic's id, if it is known, and the offset."""
-    if after is None or isinstance(after, int):
-        return None, after
-    topic_id, _, offset = after.rpartition(":")
-    if not _OFFSET.fullmatch(offset):
-        raise BadArgument("after", after[:60], "it must be an offset, or the token of a change")
-    return topic_id, int(offset)
 
 
 async def decoded(codec: ValueCodec[Any], data: bytes | None) -> Any:  # noqa: ANN401

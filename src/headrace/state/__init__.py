@@ -6,6 +6,13 @@ is missing. Stores are found by the scheme of their address (`headrace.testing.c
 the exam). Who owns a partition is decided elsewhere: an owner brings a `ChangelogWriter`.
 """
 
+from headrace.state.arguments import (
+    check_heartbeat,
+    check_limit,
+    check_offset,
+    check_staleness,
+    place_after,
+)
 from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
@@ -19,7 +26,7 @@ from headrace.state.changelog import (
     parse_batch,
 )
 from headrace.state.claims import KeyLocks
-from headrace.state.commits import ProducerWriter, check_staleness
+from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
@@ -82,6 +89,9 @@ __all__ = [
     "ValueCodec",
     "batch_header_of",
     "changelog_config",
+    "check_heartbeat",
+    "check_limit",
+    "check_offset",
     "check_staleness",
     "codec_of",
     "decode_parts",
@@ -96,6 +106,7 @@ __all__ = [
     "new_record",
     "open_state_store",
     "parse_batch",
+    "place_after",
     "place_of",
     "ttl_in_ms",
     "values_of",

@@ -12,7 +12,6 @@ import math
 from collections.abc import Collection, Sequence
 
 from headrace.errors import (
-    BadArgument,
     Fenced,
     HeadraceError,
     NotPartitionOwner,
@@ -27,6 +26,7 @@ from headrace.log import TransactionalProducer, transaction
 from headrace.model import NewRecord, Position, size_of
 from headrace.runtime import BootMoment, Clock, crash_point, moment_of
 from headrace.state import metrics
+from headrace.state.arguments import check_staleness
 from headrace.state.changelog import StateWrite, new_record
 from headrace.state.claims import ClaimHolder, ClaimPlace, KeyClaims
 from headrace.state.ports import ChangelogWriter
@@ -35,7 +35,7 @@ from headrace.state.table import StateEntry
 from headrace.state.unique_values import check_unique, expire_holders, unique_rows
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue", "ProducerWriter", "check_staleness"]
+__all__ = ["CommitQueue", "ProducerWriter"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
@@ -350,12 +350,6 @@ class CommitQueue:
             self._unsettled.__cause__ = error
             return self._unsettled if isinstance(error, Exception) else error
         return None
-
-
-def check_staleness(max_staleness_s: float | None) -> None:
-    """Refuse a bound that is no age: text, NaN, or below 0. Infinity allows every age. Raises BadArgument."""
-    if max_staleness_s is not None and (type(max_staleness_s) not in (int, float) or not max_staleness_s >= 0):
-        raise BadArgument("max_staleness_s", max_staleness_s, "it must be a number of seconds, 0 or more")
 
 
 def _is_ones_fault(error: BaseException | None) -> bool:

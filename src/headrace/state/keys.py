@@ -124,7 +124,7 @@ class OrderedKeys(Generic[K]):
             self._check_parts(parts, is_whole=False)
             start = encode_parts(parts)
         elif self._hint in (str, bytes):
-            start = b"" if not prefix else self._encode_single(prefix)
+            start = b"" if type(prefix) is self._hint and not prefix else self._encode_single(prefix)
         else:
             raise BadArgument("prefix", prefix, f"keys of type {_name(self._hint)} have no prefixes; use a range")
         return start, after_prefix(start)

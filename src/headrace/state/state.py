@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
+from headrace.state.arguments import check_heartbeat, check_limit, place_after
 from headrace.state.changelog import StateWrite, plain_write
 from headrace.state.claims import KeyLocks
 from headrace.state.commits import CommitQueue
@@ -31,7 +31,6 @@ D = TypeVar("D")
 
 _ATTEMPTS = 100
 _PAGE = 256
-_OFFSET = re.compile(r"-?[0-9]{1,18}")
 
 
 class CheckFresh(Protocol):
@@ -238,8 +237,9 @@ class State(Generic[K, V]):
 
         Only what is committed is found, not the writes of the unit of work that asks.
         """
-        if index not in self._replica.spec.indexes:
+        if not isinstance(index, str) or index not in self._replica.spec.indexes:
             raise BadArgument("index", index, f"the state has {sorted(self._replica.spec.indexes)}")
+        check_limit(limit)
         prefix = index_prefix(index_row(index, value))
         start = prefix if after is None else prefix + self._replica.keys.encode(after) + b"\x00"
 
@@ -270,17 +270,15 @@ class State(Generic[K, V]):
     # How it is done.
 
     def _subscribe(self, key: K | None, after: int | str | None, heartbeat_s: float | None) -> Subscription:
-        feed, is_lagged, topic = self._replica.feed, False, self._replica.spec.topic
+        feed, topic = self._replica.feed, self._replica.spec.topic
         if self._replica.progress.limits.replaced_ms == 0:
             problem = "its min.compaction.lag.ms is 0, so compaction may remove changes before a copy reads them"
             raise WrongStateTopic(topic, problem, "set it (an hour is a good value), or read the state instead")
-        if isinstance(after, str):
-            topic_id, _, offset = after.rpartition(":")
-            if not _OFFSET.fullmatch(offset):
-                raise BadArgument("after", after[:60], "it must be an offset, or the token of a change")
-            is_lagged, after = topic_id != self._replica.topic.topic_id, int(offset)
+        check_heartbeat(heartbeat_s)
+        topic_id, offset = place_after(after)
+        is_lagged = topic_id is not None and topic_id != self._replica.topic.topic_id
         data = None if key is None else self._replica.keys.encode(key)
-        return feed.subscribe(data, after=after, is_lagged=is_lagged, heartbeat_s=heartbeat_s)
+        return feed.subscribe(data, after=offset, is_lagged=is_lagged, heartbeat_s=heartbeat_s)
 
     async def _change_of(self, key: K | None, item: RawChange | PresentValue | Heartbeat) -> StateChange[K, V]:
         token = f"{self._replica.topic.topic_id}:{item.offset}"
@@ -414,8 +412,7 @@ class State(Generic[K, V]):
     async def _page(
         self, start: bytes, end: bytes | None, *, after: K | None, limit: int, reverse: bool
     ) -> StatePage[K, V]:
-        if limit < 1:
-            raise BadArgument("limit", limit, "a page has at least one pair")
+        check_limit(limit)
         if after is not None:
             last = self._replica.keys.encode(after)
             start, end = (start, last) if reverse else (max(start, last + b"\x00"), end)
