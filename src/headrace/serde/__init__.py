@@ -24,7 +24,6 @@ from headrace.serde.framing import HEADER_BYTES, body_of, frame_header, is_frame
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro
-from headrace.serde.payloads import Payloads
 from headrace.serde.ports import Levels, Registry, Version
 from headrace.serde.registries import check_subject, open_registry
 from headrace.serde.schema_json import json_of_shape
@@ -52,6 +51,7 @@ from headrace.serde.subjects import (
     topic_schemas,
     topic_versions,
 )
+from headrace.serde.typed_payloads import Payloads
 
 __all__ = [
     "HEADER_BYTES",
