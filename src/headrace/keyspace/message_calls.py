@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headrace.errors import BadArgument, UnknownMessage
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.keyspace.messages import Call, Entry, MessageCodecs, encode, key_bytes, longer_chain
-from headrace.protocol.limits import is_utf8
+from headrace.protocol import is_utf8
 
 __all__ = ["KeyedCall", "MessageCalls"]
 

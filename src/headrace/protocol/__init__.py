@@ -41,6 +41,7 @@ from headrace.protocol.limits import (
     check_tag,
     check_text,
     check_timestamp,
+    is_utf8,
 )
 from headrace.protocol.payloads import (
     MAX_JSON_DEPTH,
@@ -134,6 +135,7 @@ __all__ = [
     "fold_key",
     "fold_run",
     "held_place",
+    "is_utf8",
     "layout_key",
     "next_generation",
     "pointer_of",
