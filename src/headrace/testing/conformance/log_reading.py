@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import BadArgument, OffsetOutOfRange, TimedOut, UnknownPartition, UnknownTopic
 from headrace.log import Log
-from headrace.model import NewRecord, TopicPartition
+from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.testing.conformance.log_setting import LogSetting, OpenAnother, new_topic, numbered, read_all, values
 
 __all__ = ["Reading"]
@@ -158,8 +158,9 @@ class Reading(LogSetting):
         assert await log.retention.truncate(at, before=5) == 5
         assert tuple(await log.bounds(at)) == (5, 7, 7)
 
-    async def test_an_offset_can_be_found_by_time(self, log: Log, topic: str) -> None:
+    async def test_an_offset_can_be_found_by_time(self, log: Log) -> None:
         """The first record stamped at or after the time; None past the last."""
+        topic = await new_topic(log, config=TopicConfig(retention_ms=None))  # or such old records are dropped soon
         at = TopicPartition(topic, 0)
         await log.append([NewRecord(topic, b"k", timestamp_ms=stamp) for stamp in (1000, 2000, 3000)])
         asked = (0, 1000, 1001, 3000, 3001)
