@@ -21,6 +21,8 @@ from headrace.model import Event
 from headrace.protocol.layout import Generation, Layout
 from headrace.services import RunningService
 from headrace.store import JournalWrite, Place, RowDeletion, Store, open_store, write_time
+from headrace.store.cassandra.address import parse
+from headrace.store.cassandra.session import Session
 from headrace.store.metrics import REQUESTS
 from headrace.store.rows import meta_segment
 from headrace.testing.conformance.store_rows import counted
@@ -296,3 +298,20 @@ async def test_a_journal_whose_rows_failed_gets_no_head(store_address: str) -> N
     for id_ in found:
         assert await read_rows(store, "half-failed", id_)
     await store.close()
+
+
+async def test_a_node_that_is_slow_to_answer_is_asked_again_when_a_store_is_opened(cassandra: RunningService) -> None:
+    """An attempt without an answer is repeated within the time of a request; an error says how long it waited."""
+    host, _, port = cassandra.address.rpartition(":")
+    patience = CassandraStoreSettings(attempt_timeout_s=1.0, request_timeout_s=20.0)
+    with TcpProxy(host, int(port)) as proxy:
+        proxy.hold_answers()
+        opening = asyncio.ensure_future(Session.open(parse(f"cassandra://{proxy.address}/slow"), patience))
+        await until(lambda: proxy.connections >= 2, within_s=15)  # the first attempt was given up
+        proxy.restore()
+        session = await opening
+        await session.close()
+        proxy.hold_answers()
+        hurried = patience.model_copy(update={"request_timeout_s": 1.0})
+        with pytest.raises(Unreachable, match="connect: no answer within 1 s; nothing was done"):
+            await Session.open(parse(f"cassandra://{proxy.address}/slow"), hurried)

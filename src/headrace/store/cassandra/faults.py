@@ -19,7 +19,7 @@ from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage
 
 from headrace.errors import Forbidden, HeadraceError, OperationFailed, TimedOut, Unreachable
 
-__all__ = ["DRIVER_ERRORS", "explain", "is_forbidden"]
+__all__ = ["DRIVER_ERRORS", "explain", "is_forbidden", "is_late"]
 
 DRIVER_ERRORS = (DriverException, NoHostAvailable, ConnectionException, ErrorMessage)
 _NOBODY = (NoHostAvailable, ConnectionException, UnresolvableContactPoints, IsBootstrappingErrorMessage)
@@ -39,7 +39,8 @@ def explain(
         reason = f"{operation}: {error.required_replicas} replicas are needed, {error.alive_replicas} are alive"
         return Unreachable(address, reason)
     if isinstance(error, _NOBODY):
-        return Unreachable(address, f"{operation}: {_reason(error)}", outcome_known)
+        reason = f"no answer within {timeout_s:g} s" if is_late(error) else _reason(error)
+        return Unreachable(address, f"{operation}: {reason}", outcome_known)
     if isinstance(error, CoordinationFailure):
         return OperationFailed(operation, f"{error.failures} replicas failed", outcome_known)
     was_refused = isinstance(error, RequestValidationException)
@@ -51,6 +52,12 @@ def is_forbidden(error: BaseException) -> bool:
     if isinstance(error, NoHostAvailable):
         return any(isinstance(one, AuthenticationFailed) or _UNTRUSTED in str(one) for one in _each(error))
     return isinstance(error, AuthenticationFailed | Unauthorized)
+
+
+def is_late(error: BaseException) -> bool:
+    """Return True if no node refused the client, and one that was asked did not answer in time."""
+    nodes = _each(error) if isinstance(error, NoHostAvailable) else [error]
+    return any(isinstance(one, OperationTimedOut) for one in nodes)
 
 
 def _reason(error: BaseException) -> str:

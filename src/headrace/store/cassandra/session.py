@@ -27,7 +27,7 @@ from headrace.config import CassandraStoreSettings
 from headrace.errors import BadArgument, Closed
 from headrace.store.cassandra.address import ClusterAddress
 from headrace.store.cassandra.binding import Binding
-from headrace.store.cassandra.faults import DRIVER_ERRORS, explain
+from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_late
 from headrace.store.cassandra.retries import NEVER_AGAIN, with_retries
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
 
@@ -220,15 +220,18 @@ class Session:
 
     @classmethod
     async def open(cls, address: ClusterAddress, settings: CassandraStoreSettings) -> Session:
-        """Connect. Raises Unreachable or Forbidden."""
-        cluster = make_cluster(address, settings)
-        try:
-            driver = await asyncio.to_thread(connect, cluster)
-        except DRIVER_ERRORS as failure:
-            raise explain(
-                failure, address.text, "connect", timeout_s=settings.attempt_timeout_s, outcome_known=True
-            ) from failure
-        return cls(address, settings, cluster, driver)
+        """Connect; a node that is slow to answer is asked again. Raises Unreachable or Forbidden."""
+        last_attempt_s = time.monotonic() + settings.request_timeout_s - settings.attempt_timeout_s
+        while True:
+            cluster = make_cluster(address, settings)
+            try:
+                return cls(address, settings, cluster, await asyncio.to_thread(connect, cluster))
+            except DRIVER_ERRORS as failure:
+                if is_late(failure) and time.monotonic() < last_attempt_s:
+                    continue
+                raise explain(
+                    failure, address.text, "connect", timeout_s=settings.attempt_timeout_s, outcome_known=True
+                ) from failure
 
     async def prepare(self, queries: Iterable[str]) -> None:
         """Prepare queries; `{keyspace}` in them is replaced."""
