@@ -30,8 +30,7 @@ from headrace.outbox.messages import (
     record_of,
     with_event_id,
 )
-from headrace.outbox.poison import is_about_a_record, not_behind
-from headrace.outbox.send import compact, keep_all
+from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behind
 
 MINUTE_MS = 60_000
 TIMES = LeaseTimes.of(60, 10)
