@@ -24,10 +24,9 @@ from headrace.outbox.leases import LaneLeases, LeaseTimes
 from headrace.outbox.log_lines import MessageLog, warn_without_logging
 from headrace.outbox.ports import MessageDecoder
 from headrace.outbox.relay_loop import RelayLoop
-from headrace.outbox.rows import MessageRows
+from headrace.outbox.rows import MessageRows, forget_sent
 from headrace.outbox.schema import need_newest, version_in
 from headrace.outbox.send import AtLeastOnce, Sender
-from headrace.outbox.sent import forget_sent
 from headrace.outbox.stats import is_empty, pending, show_pending
 from headrace.outbox.wake import add_listener, listen, listening_name, remove_listener
 from headrace.runtime import Backoff, Supervisor
