@@ -14,8 +14,7 @@ from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic,
 from headrace.model import Record
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import url_of
-from headrace.outbox.lanes import LaneQueue, WaitingLane, free_lanes, soonest_s
-from headrace.outbox.leases import LeaseTimes
+from headrace.outbox.leases import LaneQueue, LeaseTimes, WaitingLane, free_lanes, soonest_s
 from headrace.outbox.messages import (
     EVENT_ID,
     Lane,

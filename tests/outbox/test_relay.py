@@ -31,8 +31,7 @@ from headrace.outbox import (
 from headrace.outbox.databases import Database
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import engine_for
-from headrace.outbox.lanes import Lanes
-from headrace.outbox.leases import LaneLeases, LeaseLost
+from headrace.outbox.leases import LaneLeases, Lanes, LeaseLost
 from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
 from headrace.outbox.send import is_about_a_record

@@ -19,8 +19,7 @@ from headrace.observe import Health, get_logger
 from headrace.outbox.databases import Database
 from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
-from headrace.outbox.lanes import Lanes
-from headrace.outbox.leases import LaneLeases, LeaseTimes
+from headrace.outbox.leases import LaneLeases, Lanes, LeaseTimes
 from headrace.outbox.log_lines import MessageLog, warn_without_logging
 from headrace.outbox.ports import MessageDecoder
 from headrace.outbox.relay_loop import RelayLoop
