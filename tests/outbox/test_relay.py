@@ -28,9 +28,8 @@ from headrace.outbox import (
     migrate,
     replay,
 )
-from headrace.outbox.databases import Database
 from headrace.outbox.dialects import dialect_of
-from headrace.outbox.engines import engine_for
+from headrace.outbox.engines import Database, engine_for
 from headrace.outbox.leases import LaneLeases, Lanes, LeaseLost
 from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS

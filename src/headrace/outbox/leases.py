@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute, storable
 from headrace.outbox.dialects import Dialect
+from headrace.outbox.engines import Database, execute, storable
 from headrace.outbox.messages import Lane
 
 __all__ = [

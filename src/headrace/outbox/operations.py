@@ -11,9 +11,8 @@ from sqlalchemy.engine import Connection
 
 from headrace.config import HeadraceSettings, OutboxSettings
 from headrace.observe import serve
-from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
-from headrace.outbox.engines import named_errors
+from headrace.outbox.engines import Database, named_errors
 from headrace.outbox.relay import checked_threads, opened_relay
 from headrace.outbox.rows import sent_messages
 from headrace.outbox.schema import migrate, need_newest, schema_version

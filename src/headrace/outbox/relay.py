@@ -16,8 +16,7 @@ from headrace.config import LogSettings, OutboxSettings
 from headrace.errors import BadArgument, HeadraceError, TimedOut
 from headrace.log import Log, open_log
 from headrace.observe import Health, get_logger
-from headrace.outbox.databases import Database
-from headrace.outbox.engines import DatabaseAddress, url_of
+from headrace.outbox.engines import Database, DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
 from headrace.outbox.leases import LaneLeases, Lanes, LeaseTimes
 from headrace.outbox.log_lines import MessageLog, warn_without_logging

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute, storable
 from headrace.outbox.dialects import Dialect, dialect_of
+from headrace.outbox.engines import Database, execute, storable
 from headrace.outbox.leases import LaneLease, confirm
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.ports import PoisonPolicy
