@@ -24,6 +24,8 @@ from headrace.journal.retention import (
     change_terms,
     check_replay,
     check_retention,
+    claim_topic,
+    drop_other_claims,
     journal_config,
     read_terms,
     remove_replicated,
@@ -32,7 +34,6 @@ from headrace.journal.retention import (
     why_records_expire,
 )
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
-from headrace.journal.store_claims import claim_topic, drop_other_claims
 from headrace.journal.tokens import wait_until_replicated
 from headrace.journal.topology import Topology, layout_key
 from headrace.journal.window import View, Windows, fold
