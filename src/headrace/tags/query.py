@@ -27,8 +27,7 @@ from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsReplaced, check_filled
 from headrace.tags.seams import Announcements, Seam, SeamOutdated, SeamReader
 from headrace.tags.several import NO_WATCH, PlaceWatch, check_names_event, merge_tags
-from headrace.tags.trimmed import check_not_trimmed, read_trimmed
-from headrace.tags.view_rows import ViewRows
+from headrace.tags.view_rows import ViewRows, check_not_trimmed, read_trimmed
 
 __all__ = ["TagQueries"]
 
