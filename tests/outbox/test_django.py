@@ -31,7 +31,7 @@ from django.db import connections, models, transaction  # noqa: E402
 from django.db.utils import IntegrityError  # noqa: E402
 
 from headrace.outbox.django import DjangoOutbox, database_url  # noqa: E402
-from headrace.outbox.django.addresses import url_of_settings  # noqa: E402
+from headrace.outbox.django.publish import url_of_settings  # noqa: E402
 
 pymysql.install_as_MySQLdb()  # in place of mysqlclient, which has to be compiled
 if not django_settings.configured:

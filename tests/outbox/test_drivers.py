@@ -113,7 +113,7 @@ def _settings_of_all(url: URL) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("ground", GROUNDS[1:2], indirect=True)
 async def test_a_relays_transactions_end_with_their_patience(ground: Ground) -> None:
     """FO7, L8: what is no start-up parameter any more is said in each transaction, and only there."""
-    from headrace.outbox.databases import Database
+    from headrace.outbox.engines import Database
 
     database = Database(ground.url, threads=1, patience_s=7)
     asked = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit')"

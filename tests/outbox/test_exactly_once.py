@@ -15,8 +15,8 @@ from tests.outbox.test_relay import change
 from headrace.errors import TransactionFailed
 from headrace.model import NewRecord
 from headrace.outbox import Message
-from headrace.outbox.databases import Database
 from headrace.outbox.dialects import dialect_of
+from headrace.outbox.engines import Database
 from headrace.outbox.exactly_once import PROGRESS_TOPIC, Notes
 from headrace.outbox.leases import LaneLeases
 from headrace.outbox.messages import Lane

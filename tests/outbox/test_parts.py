@@ -14,8 +14,7 @@ from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic,
 from headrace.model import Record
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import url_of
-from headrace.outbox.lanes import LaneQueue, WaitingLane, free_lanes, soonest_s
-from headrace.outbox.leases import LeaseTimes
+from headrace.outbox.leases import LaneQueue, LeaseTimes, WaitingLane, free_lanes, soonest_s
 from headrace.outbox.messages import (
     EVENT_ID,
     Lane,
@@ -30,8 +29,7 @@ from headrace.outbox.messages import (
     record_of,
     with_event_id,
 )
-from headrace.outbox.poison import is_about_a_record, not_behind
-from headrace.outbox.send import compact, keep_all
+from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behind
 
 MINUTE_MS = 60_000
 TIMES = LeaseTimes.of(60, 10)

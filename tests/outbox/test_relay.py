@@ -28,14 +28,12 @@ from headrace.outbox import (
     migrate,
     replay,
 )
-from headrace.outbox.databases import Database
 from headrace.outbox.dialects import dialect_of
-from headrace.outbox.engines import engine_for
-from headrace.outbox.lanes import Lanes
-from headrace.outbox.leases import LaneLeases, LeaseLost
+from headrace.outbox.engines import Database, engine_for
+from headrace.outbox.leases import LaneLeases, Lanes, LeaseLost
 from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
-from headrace.outbox.poison import is_about_a_record
+from headrace.outbox.send import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
 INFO = ("kafka_topic_info", "topic, bucket")

@@ -12,15 +12,17 @@ from tests.suites.journal_setting import JournalSetting, new_topic, numbers, rep
 from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, SeveralStores, TopicShared
 from headrace.journal import Journal, Layout, TopicTerms, Topology, replicate_batch, retention_probe, time_left
 from headrace.journal.retention import (
+    CLAIMS_TOPIC,
     JOURNAL_TOPIC,
     change_terms,
     check_replay,
+    claim_topic,
+    drop_other_claims,
     journal_config,
     read_terms,
     remove_replicated,
     why_records_expire,
 )
-from headrace.journal.store_claims import CLAIMS_TOPIC, claim_topic, drop_other_claims
 from headrace.log import Log
 from headrace.model import Cleanup, Event, NewRecord, TopicConfig, TopicPartition
 from headrace.store import JournalMeta, Store, open_store

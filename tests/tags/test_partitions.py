@@ -22,10 +22,10 @@ from headrace.store import TagTime, open_store
 from headrace.store.rows import FIRST_TAG_TIME
 from headrace.tags import TaggedEvent, followed, merge, seams
 from headrace.tags import key_states as key_lookup
-from headrace.tags.announcements import Announcements
 from headrace.tags.key_states import KeyState, load_key
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagFacts
+from headrace.tags.seams import Announcements
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
 

@@ -9,9 +9,9 @@ from tests.suites.journal_script import Script
 
 from headrace.model import Record
 from headrace.protocol.actions import Append, Poison
-from headrace.tags.announcements import SharedRequest
 from headrace.tags.marks import MarkBudget
 from headrace.tags.partitions import Decoded
+from headrace.tags.seams import SharedRequest
 
 
 @pytest.mark.parametrize("events_per_s", [600, 2000, 10_000])

@@ -9,13 +9,12 @@ from headrace.journal.append import AppendedEvents, AppendOptions, NewAppend, js
 from headrace.journal.engine_claims import claim_for_engine, release_from_engine
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
-from headrace.journal.history import Moment, PartitionStats
+from headrace.journal.history import Moment, PartitionStats, RemovedRecords, removed_records
 from headrace.journal.journal import Journal
 from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.marks import WatermarkBarrier, write_mark
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.read import JournalReader
-from headrace.journal.removed import RemovedRecords, removed_records
 from headrace.journal.replicate import Replicated, replicate_batch
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
@@ -25,6 +24,8 @@ from headrace.journal.retention import (
     change_terms,
     check_replay,
     check_retention,
+    claim_topic,
+    drop_other_claims,
     journal_config,
     read_terms,
     remove_replicated,
@@ -33,7 +34,6 @@ from headrace.journal.retention import (
     why_records_expire,
 )
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
-from headrace.journal.store_claims import claim_topic, drop_other_claims
 from headrace.journal.tokens import wait_until_replicated
 from headrace.journal.topology import Topology, layout_key
 from headrace.journal.window import View, Windows, fold

@@ -3,26 +3,38 @@
 The log itself never deletes a journal's records by time or by size: nothing must be lost while replication does not
 run. Replication removes what is in the store and older than the topic's retention, which is a setting in the store.
 A topic that is shared with other services keeps the retention that those gave it, and the time left is measured.
+
+Another store may lack what this one has. So each store claims a topic, in a compacted topic of the log, before it
+replicates it, and nothing is removed from a topic that another store claims too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
+from headrace.errors import (
+    JournalTopicExpires,
+    RecordsExpireSoon,
+    ReplayTooOld,
+    RetentionTooLong,
+    SeveralStores,
+    UnknownTopic,
+)
 from headrace.journal.marks import state_layout
-from headrace.journal.store_claims import check_sole_store
-from headrace.log import Log
-from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
+from headrace.log import Log, ensure_topic
+from headrace.model import Bounds, Cleanup, NewRecord, Record, Topic, TopicConfig, TopicPartition
 from headrace.observe import Probe
 from headrace.protocol import Layout, layout_key
 from headrace.runtime import crash_point
 from headrace.store import ReplicatedOffset, SharedSettings, Store, StoreReader
 
 __all__ = [
+    "CLAIMS_TOPIC",
     "JOURNAL_TOPIC",
     "RETENTION_MS",
     "TimeLeft",
@@ -30,6 +42,8 @@ __all__ = [
     "change_terms",
     "check_replay",
     "check_retention",
+    "claim_topic",
+    "drop_other_claims",
     "journal_config",
     "read_terms",
     "remove_replicated",
@@ -58,7 +72,7 @@ class TopicTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(TopicTerms).decode
+_decode_terms = msgspec.json.Decoder(TopicTerms).decode
 
 
 def terms_key(topic: str) -> str:
@@ -69,14 +83,14 @@ def terms_key(topic: str) -> str:
 async def read_terms(settings: SharedSettings, topic: str) -> TopicTerms:
     """Return a topic's terms, or the default ones if none are stored."""
     stored = await settings.get(terms_key(topic))
-    return TopicTerms() if stored is None else _decode(stored)
+    return TopicTerms() if stored is None else _decode_terms(stored)
 
 
 async def change_terms(settings: SharedSettings, topic: str, change: Callable[[TopicTerms], TopicTerms]) -> TopicTerms:
     """Change a topic's terms; changes by other processes at the same time are kept."""
     while True:
         stored = await settings.get(terms_key(topic))
-        changed = change(TopicTerms() if stored is None else _decode(stored))
+        changed = change(TopicTerms() if stored is None else _decode_terms(stored))
         if await settings.put(terms_key(topic), _encode(changed).decode(), expected=stored):
             return changed
 
@@ -149,7 +163,7 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
         if before > start:
             ends[partition] = start, before
     if ends:
-        await check_sole_store(log, store.settings, layout)
+        await _check_sole_store(log, store.settings, layout)
     if ends and layout.generation > 0:
         await _keep_stated(log, store.settings, layout, before=ends.get(0, (0, 0))[1])
     crash_point("retention.before-removal")
@@ -285,3 +299,88 @@ async def _time_of_next(log: Log, at: TopicPartition, offset: int) -> int | None
         for record in batch.records:
             return record.timestamp_ms
     return None
+
+
+CLAIMS_TOPIC = "__headrace_stores"
+
+_CLAIMS_AT = TopicPartition(CLAIMS_TOPIC, 0)
+_CLAIMS_CONFIG = TopicConfig(cleanup=Cleanup.COMPACT, retention_ms=None)
+_STORE_ID = "store/id"
+
+
+class _StoreClaim(msgspec.Struct, frozen=True, array_like=True):
+    """A claim of one store on one topic; `topic_id` tells the topic from earlier ones of the same name."""
+
+    topic: str
+    store_id: str
+    topic_id: str
+
+
+_decode_claim = msgspec.json.Decoder(_StoreClaim).decode
+
+
+async def claim_topic(log: Log, settings: SharedSettings, layout: Layout) -> None:
+    """Claim a topic for this store, so that no other store's process removes records it needs.
+
+    Call it before replication begins. A claim that was dropped by mistake is made again when the store's replication
+    starts the next time.
+    """
+    claim = _StoreClaim(layout.topic, await _store_id(settings), layout.topic_id)
+    if claim not in await _read_claims(log):
+        await ensure_topic(log.admin, CLAIMS_TOPIC, partitions=1, config=_CLAIMS_CONFIG)
+        await log.append([NewRecord(CLAIMS_TOPIC, _claim_key(claim), _encode(claim), partition=0)])
+
+
+async def _check_sole_store(log: Log, settings: SharedSettings, layout: Layout) -> None:
+    """Raise SeveralStores if another store replicates the topic: it may lack what this one has."""
+    store_id = await _store_id(settings)
+    others = _others_of(await _read_claims(log), layout, store_id)
+    if others:
+        raise SeveralStores(layout.topic, store_id, tuple(sorted(claim.store_id for claim in others)))
+
+
+async def drop_other_claims(log: Log, settings: SharedSettings, layout: Layout) -> int:
+    """Drop the claims of other stores on a topic, because those stores are gone; return their number."""
+    others = _others_of(await _read_claims(log), layout, await _store_id(settings))
+    if others:
+        await log.append([NewRecord(CLAIMS_TOPIC, _claim_key(claim), None, partition=0) for claim in others])
+    return len(others)
+
+
+def _others_of(claims: Iterable[_StoreClaim], layout: Layout, store_id: str) -> list[_StoreClaim]:
+    """Return the claims of other stores on the topic as it is now."""
+    topic = (layout.topic, layout.topic_id)
+    return [claim for claim in claims if (claim.topic, claim.topic_id) == topic and claim.store_id != store_id]
+
+
+def _claims_in(records: Iterable[Record], known: Mapping[bytes, _StoreClaim]) -> dict[bytes, _StoreClaim]:
+    """Return the claims that records make: the last record of a key counts, and one without a value drops it."""
+    claims = dict(known)
+    for record in records:
+        key = record.key or b""
+        if record.value is None:
+            claims.pop(key, None)
+        else:
+            claims[key] = _decode_claim(record.value)
+    return claims
+
+
+async def _read_claims(log: Log) -> list[_StoreClaim]:
+    claims: dict[bytes, _StoreClaim] = {}
+    with contextlib.suppress(UnknownTopic):  # no store has claimed anything yet
+        bounds = await log.bounds(_CLAIMS_AT)
+        # Up to the high watermark: an acknowledged claim lies below it, also while transactions are open.
+        async for batch in log.read(_CLAIMS_AT, bounds.start, bounds.high_watermark):
+            claims = _claims_in(batch.records, claims)
+    return list(claims.values())
+
+
+async def _store_id(settings: SharedSettings) -> str:
+    """Return the id of a store; it is made once and never changes."""
+    while (known := await settings.get(_STORE_ID)) is None:
+        await settings.put(_STORE_ID, uuid.uuid4().hex, expected=None)
+    return known
+
+
+def _claim_key(claim: _StoreClaim) -> bytes:
+    return _encode((claim.topic, claim.store_id))

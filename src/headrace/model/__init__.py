@@ -5,7 +5,6 @@ Promises: values only. Nothing here does I/O, keeps state, or imports a driver.
 
 from headrace.model.events import MAX_SEQ_NR, Event, Payload, StoredEvent
 from headrace.model.partitioner import murmur2, partition_of
-from headrace.model.record_columns import RecordColumns
 from headrace.model.records import (
     HEADER_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -15,6 +14,7 @@ from headrace.model.records import (
     NewRecord,
     Position,
     Record,
+    RecordColumns,
     SoundRecords,
     TopicPartition,
     size_of,

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from headrace.outbox.relay import BackgroundRelay as BackgroundRelay
     from headrace.outbox.relay import Relay as Relay
     from headrace.outbox.relay import opened_relay as opened_relay
+    from headrace.outbox.rows import SentMessage as SentMessage
+    from headrace.outbox.rows import forget_sent as forget_sent
+    from headrace.outbox.rows import sent_messages as sent_messages
     from headrace.outbox.schema import migrate as migrate
     from headrace.outbox.schema import schema_version as schema_version
-    from headrace.outbox.sent import SentMessage as SentMessage
-    from headrace.outbox.sent import forget_sent as forget_sent
-    from headrace.outbox.sent import sent_messages as sent_messages
     from headrace.outbox.stats import LaneStatus as LaneStatus
     from headrace.outbox.stats import pending as pending
     from headrace.outbox.stats import status as status
@@ -65,8 +65,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.outbox.ports": "MessageDecoder Serializer",
         "headrace.outbox.producers": "AsyncProducer Outbox Producer",
         "headrace.outbox.relay": "BackgroundRelay Relay opened_relay",
+        "headrace.outbox.rows": "SentMessage forget_sent sent_messages",
         "headrace.outbox.schema": "migrate schema_version",
-        "headrace.outbox.sent": "SentMessage forget_sent sent_messages",
         "headrace.outbox.stats": "LaneStatus pending status",
     },
     extras={"sqlalchemy": "outbox"},

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import execute
 from headrace.outbox.dialects import dialect_of
+from headrace.outbox.engines import execute
 from headrace.outbox.rows import message_columns
 
 __all__ = ["DeadMessage", "dead_messages", "missing_ids", "purge", "replay"]

@@ -18,10 +18,9 @@ from headrace.log import Log, TransactionalProducer, ensure_topic
 from headrace.model import Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition, partition_of
 from headrace.outbox.leases import NOTE_FORMAT, LaneLease, LeaseLost
 from headrace.outbox.messages import Lane, PendingMessage, event_id_of
-from headrace.outbox.poison import is_about_a_record, not_behind, refused_by_broker
 from headrace.outbox.ports import PoisonPolicy
 from headrace.outbox.rows import MessageRows
-from headrace.outbox.send import Compacted, RowPlacement, Sent
+from headrace.outbox.send import Compacted, RowPlacement, Sent, is_about_a_record, not_behind, refused_by_broker
 
 __all__ = ["PROGRESS_TOPIC", "ExactlyOnce", "Notes"]
 

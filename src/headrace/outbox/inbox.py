@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from headrace.errors import BadArgument
 from headrace.model import Record
-from headrace.outbox.databases import execute, storable
 from headrace.outbox.dialects import DIALECTS, dialect_of
+from headrace.outbox.engines import execute, storable
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
 

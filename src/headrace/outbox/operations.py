@@ -11,12 +11,11 @@ from sqlalchemy.engine import Connection
 
 from headrace.config import HeadraceSettings, OutboxSettings
 from headrace.observe import serve
-from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
-from headrace.outbox.engines import named_errors
+from headrace.outbox.engines import Database, named_errors
 from headrace.outbox.relay import checked_threads, opened_relay
+from headrace.outbox.rows import sent_messages
 from headrace.outbox.schema import migrate, need_newest, schema_version
-from headrace.outbox.sent import sent_messages
 from headrace.outbox.stats import status
 from headrace.outbox.tables import DEFAULT_PREFIX
 from headrace.runtime import shutdown_on_signals

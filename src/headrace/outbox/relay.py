@@ -16,19 +16,15 @@ from headrace.config import LogSettings, OutboxSettings
 from headrace.errors import BadArgument, HeadraceError, TimedOut
 from headrace.log import Log, open_log
 from headrace.observe import Health, get_logger
-from headrace.outbox.at_least_once import AtLeastOnce
-from headrace.outbox.databases import Database
-from headrace.outbox.engines import DatabaseAddress, url_of
+from headrace.outbox.engines import Database, DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
-from headrace.outbox.lanes import Lanes
-from headrace.outbox.leases import LaneLeases, LeaseTimes
+from headrace.outbox.leases import LaneLeases, Lanes, LeaseTimes
 from headrace.outbox.log_lines import MessageLog, warn_without_logging
 from headrace.outbox.ports import MessageDecoder
 from headrace.outbox.relay_loop import RelayLoop
-from headrace.outbox.rows import MessageRows
+from headrace.outbox.rows import MessageRows, forget_sent
 from headrace.outbox.schema import need_newest, version_in
-from headrace.outbox.send import Sender
-from headrace.outbox.sent import forget_sent
+from headrace.outbox.send import AtLeastOnce, Sender
 from headrace.outbox.stats import is_empty, pending, show_pending
 from headrace.outbox.wake import add_listener, listen, listening_name, remove_listener
 from headrace.runtime import Backoff, Supervisor

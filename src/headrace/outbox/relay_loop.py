@@ -16,8 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from headrace.config import OutboxSettings
 from headrace.errors import Fenced, Misconfigured, Unavailable
 from headrace.observe import get_logger
-from headrace.outbox.lanes import LaneQueue, Lanes, free_lanes, soonest_s
-from headrace.outbox.leases import LaneLease, LaneLeases, LeaseLost
+from headrace.outbox.leases import LaneLease, LaneLeases, LaneQueue, Lanes, LeaseLost, free_lanes, soonest_s
 from headrace.outbox.log_lines import MessageLog, warn_without_logging
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.metrics import DEAD, LEASES_LOST, PROCESSED, SEND_ERRORS, SUPERSEDED

@@ -1,4 +1,4 @@
-"""The relay's reads and deletes: batches in id order, and deletes of exactly the acknowledged messages, fenced.
+"""The rows of messages: batches in id order, fenced deletes of the acknowledged ones, and sent ones that are kept.
 
 A batch is the lowest ids that are committed and not in hand, all from one snapshot of the database. That keeps the
 order of a key whose transactions wait for one another: the later one gets its ids, and commits, when the earlier one
@@ -15,14 +15,23 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute, storable
-from headrace.outbox.dialects import Dialect
+from headrace.outbox.dialects import Dialect, dialect_of
+from headrace.outbox.engines import Database, execute, storable
 from headrace.outbox.leases import LaneLease, confirm
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.ports import PoisonPolicy
 from headrace.runtime import crash_point
 
-__all__ = ["MessageRows", "RowBatch", "Settled", "message_columns", "parts_of"]
+__all__ = [
+    "MessageRows",
+    "RowBatch",
+    "SentMessage",
+    "Settled",
+    "forget_sent",
+    "message_columns",
+    "parts_of",
+    "sent_messages",
+]
 
 # As many messages as one statement copies or deletes; a restored database may have more than a batch to catch up with.
 _MOST_AT_ONCE = 5000
@@ -203,3 +212,42 @@ def message_columns(dialect: Dialect) -> tuple[str, ...]:
     """Return the columns that kafka_messages and kafka_dead_messages share, as the database writes them."""
     given = ("topic", "message", dialect.key, "partition_key", "headers", "event_id", "bucket", "event_time")
     return ("id", *given, "created_at")
+
+
+class SentMessage(NamedTuple):
+    """A message that was sent, and when it was deleted from those to send."""
+
+    id: int
+    topic: str
+    bucket: int
+    key: bytes | None
+    message: bytes | None
+    headers: str | None
+    event_id: str
+    event_time: int | None
+    created_at: int
+    sent_at: int
+
+
+def sent_messages(
+    db: Connection, *, topic: str | None = None, event_id: str | None = None, limit: int = 1000
+) -> list[SentMessage]:
+    """Return kept messages, the last ones first."""
+    asked: dict[str, Any] = {"topic": topic, "event_id": event_id}
+    given = {name: value for name, value in asked.items() if value is not None}
+    where = " AND ".join(["1 = 1", *(f"{name} = :{name}" for name in given)])
+    key = dialect_of(db.dialect.name).key
+    rows = execute(
+        db,
+        f"SELECT id, topic, bucket, {key}, message, headers, event_id, event_time, created_at, sent_at "  # noqa: S608
+        f"FROM kafka_sent_messages WHERE {where} ORDER BY sent_at DESC, id DESC LIMIT :most",
+        {**given, "most": limit},
+    )
+    return [SentMessage._make(row) for row in rows]
+
+
+def forget_sent(db: Connection, *, older_than_s: float) -> int:
+    """Delete messages that were sent longer ago; returns how many."""
+    now = dialect_of(db.dialect.name).now_ms
+    sql = f"DELETE FROM kafka_sent_messages WHERE sent_at < {now} - :age_ms"  # noqa: S608
+    return execute(db, sql, {"age_ms": int(older_than_s * 1000)}).rowcount

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import execute
 from headrace.outbox.dialects import dialect_of
+from headrace.outbox.engines import execute
 from headrace.outbox.metrics import PENDING_COUNT, PENDING_MAX_WAIT
 
 __all__ = ["LaneStatus", "TopicPending", "is_empty", "pending", "show_pending", "status"]

@@ -28,7 +28,7 @@ from headrace.projection.ports import DeadLetters, Offsets, Target
 from headrace.projection.projection import DeadLetter, HandlerOutcome, Projection, Recovery
 from headrace.projection.run import ProjectionRunner
 from headrace.projection.slots import check_not_ahead, earliest, slot_of
-from headrace.projection.targets import open_target
+from headrace.projection.store_target import open_target
 from headrace.projection.workers import Attendance, Control, Pause, SlotShare, WorkerReport
 
 __all__ = [

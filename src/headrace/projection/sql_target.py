@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from headrace.errors import OperationFailed
+from headrace.errors import OperationFailed, TransactionEnded
 from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
-from headrace.projection.handler_transactions import HandlerTransaction
 from headrace.projection.ports import Offsets
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import is_replay, moves, slot_of
@@ -36,6 +36,49 @@ _ATTEMPTS = 8
 _MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
 
 
+class _HandlerTransaction:
+    """Refuses commits and rollbacks of a connection while a handler is called. Savepoints are the handler's own.
+
+    The target stores in the handler's transaction that the event is done. If a handler commits on its own, that is
+    stored although the rest of the work is not; if it rolls back, the work is gone although the target believes it
+    stored.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._is_handling = False
+        self._refused: TransactionEnded | None = None
+        sqlalchemy_event.listen(connection, "commit", self._on_commit)
+        sqlalchemy_event.listen(connection, "rollback", self._on_rollback)
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Watch a call of a handler. Raises TransactionEnded, also if the handler caught the refusal."""
+        self._is_handling = True
+        try:
+            yield
+        except Exception as error:
+            if self._refused is not None and error is not self._refused:  # what follows from the refusal
+                raise self._refused from error
+            raise
+        finally:
+            self._is_handling = False
+        if self._refused is not None:  # SQLAlchemy takes the transaction for ended, whatever the database says
+            raise self._refused
+
+    def _on_commit(self, connection: Connection) -> None:
+        self._refuse(connection, "committed")
+
+    def _on_rollback(self, connection: Connection) -> None:
+        self._refuse(connection, "rolled back")
+
+    def _refuse(self, connection: Connection, how: str) -> None:
+        if self._is_handling:
+            self._refused = self._refused or TransactionEnded(how)
+            # SQLAlchemy forgets a transaction whose end fails, and would leave it open in the database.
+            connection.dialect.do_rollback(connection.connection)
+            raise self._refused
+
+
 @dataclass(frozen=True)
 class _Call:
     """A call of the application's function, which may be a coroutine function if the engine is asynchronous."""
@@ -44,12 +87,12 @@ class _Call:
     arguments: tuple[object, ...] = ()
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def run(self, connection: Connection, owned: HandlerTransaction) -> None:
+    def run(self, connection: Connection, owned: _HandlerTransaction) -> None:
         """Make the call."""
         with self.around(), owned.handling():
             self.function(connection, *self.arguments)
 
-    async def run_async(self, connection: AsyncConnection, owned: HandlerTransaction) -> None:
+    async def run_async(self, connection: AsyncConnection, owned: _HandlerTransaction) -> None:
         """Make the call, and await its result if it is awaitable."""
         with self.around(), owned.handling():
             done = self.function(connection, *self.arguments)
@@ -69,7 +112,7 @@ class _Transaction:
         """Do it all, or nothing."""
         with engine.begin() as connection:
             self.before(connection)
-            owned = HandlerTransaction(connection)
+            owned = _HandlerTransaction(connection)
             for call in self.calls:
                 call.run(connection, owned)
             if self.after is not None:
@@ -80,7 +123,7 @@ class _Transaction:
         """Do it all, or nothing."""
         async with engine.begin() as connection:
             await connection.run_sync(self.before)
-            owned = await connection.run_sync(HandlerTransaction)
+            owned = await connection.run_sync(_HandlerTransaction)
             for call in self.calls:
                 await call.run_async(connection, owned)
             if self.after is not None:

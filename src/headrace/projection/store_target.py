@@ -1,4 +1,7 @@
-"""The target that keeps offsets in the store's settings: at least once, for handlers without a SQL transaction."""
+"""The target that keeps offsets in the store's settings: at least once, for handlers without a SQL transaction.
+
+`open_target` chooses between it and the target in the handler's database, which is in `sql_target`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from functools import partial
 
 import msgspec
 
-from headrace.errors import DeadLettersFull, ProjectionRebuilding
+from headrace.errors import DeadLettersFull, MissingExtra, ProjectionRebuilding
 from headrace.projection.claims import HeldClaim, SlotClaims, StoredOffsets, check_stored, moved_to, parsed, text_of
 from headrace.projection.commits import is_commit_due
 from headrace.projection.delivery import Delivery, StoppedAfter, call, delivering
-from headrace.projection.ports import REBUILDING, Offsets
+from headrace.projection.ports import REBUILDING, Offsets, Target
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import come_again, furthest, is_replay, moves, slot_of
 from headrace.projection.workers import SharedValue
@@ -21,7 +24,7 @@ from headrace.runtime import crash_point
 from headrace.store import SharedSettings
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["StoreDeadLetters", "StoreTarget", "setting_of"]
+__all__ = ["StoreDeadLetters", "StoreTarget", "open_target", "setting_of"]
 
 _LETTERS_AT_MOST = 1000
 
@@ -217,3 +220,22 @@ class StoreDeadLetters:
 
 def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:
     return tuple(letter for letter in letters if at is not None and letter.tag_offset <= at)
+
+
+def open_target(projection: Projection, settings: SharedSettings) -> Target:
+    """Return the target of a projection. Raises MissingExtra if SQLAlchemy is needed and not installed."""
+    if projection.database is None:
+        return StoreTarget(settings, projection)
+    try:
+        from sqlalchemy import Engine, create_engine, make_url
+        from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+        from headrace.projection.sql_target import SqlTarget
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("sqlalchemy", "projection") from missing
+    database = projection.database
+    if isinstance(database, Engine | AsyncEngine):
+        return SqlTarget(database, projection, is_ours=False)
+    url = make_url(database)
+    make = create_async_engine if url.get_dialect().is_async else create_engine
+    return SqlTarget(make(url), projection, is_ours=True)

@@ -21,7 +21,7 @@ from headrace.tags.registry import (
 )
 from headrace.tags.repair import CatchingUp, TagRepair
 from headrace.tags.trim import ALL_TAGS, TagTrim
-from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
+from headrace.tags.view_rows import Trimmed, all_trimmed, is_trimmed
 from headrace.tags.write import Numbering, TagWriter, UntaggedViews, number_of
 
 __all__ = [

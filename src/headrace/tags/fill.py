@@ -27,7 +27,7 @@ from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marks import MARK_KEY
 from headrace.tags.registry import Bucket, FillState, PlacesOfTopic, TagFacts, TagFill, TagRegistry
 from headrace.tags.seams import SeamReader
-from headrace.tags.trimmed import read_trimmed
+from headrace.tags.view_rows import read_trimmed
 from headrace.tags.write import Numbering
 
 __all__ = ["Chooser", "Counted", "HistoryCount", "TagFills"]

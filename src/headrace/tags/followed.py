@@ -15,7 +15,6 @@ from headrace.model import Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import Entry
 from headrace.store import FIRST_TAG_TIME, LAST_TAG_TIME, Place, Store, TagTime
-from headrace.tags.announcements import Announcements
 from headrace.tags.events import TaggedEvent, TagOffset
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.heads import HeadCalls, PartitionHead
@@ -23,7 +22,7 @@ from headrace.tags.key_states import KeyLookup, rows_of
 from headrace.tags.marks import Marker
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import Bucket, TopicEntry, check_epoch, check_filled
-from headrace.tags.seams import KnownSeam, Seam, SeamOutdated, SeamReader
+from headrace.tags.seams import Announcements, KnownSeam, Seam, SeamOutdated, SeamReader
 
 __all__ = ["LOOK_FOR_TOPICS_S", "FollowedTopics", "MergeSources"]
 

@@ -16,7 +16,6 @@ from headrace.observe import get_logger
 from headrace.protocol import check_tag
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
-from headrace.tags.announcements import Announcements
 from headrace.tags.events import After, TaggedEvent, TagOffset, after_of
 from headrace.tags.floors import Floors
 from headrace.tags.followed import MergeSources
@@ -26,10 +25,9 @@ from headrace.tags.merge import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsReplaced, check_filled
-from headrace.tags.seams import Seam, SeamOutdated, SeamReader
+from headrace.tags.seams import Announcements, Seam, SeamOutdated, SeamReader
 from headrace.tags.several import NO_WATCH, PlaceWatch, check_names_event, merge_tags
-from headrace.tags.trimmed import check_not_trimmed, read_trimmed
-from headrace.tags.view_rows import ViewRows
+from headrace.tags.view_rows import ViewRows, check_not_trimmed, read_trimmed
 
 __all__ = ["TagQueries"]
 

@@ -24,7 +24,7 @@ from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marks import MARK_KEY
 from headrace.tags.registry import NUMBERS_TABLE, TagFill, TagRegistry, TagUse
 from headrace.tags.seams import SeamReader
-from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
+from headrace.tags.view_rows import Trimmed, all_trimmed, is_trimmed
 from headrace.tags.write import Numbering, TagWriter, number_of
 
 __all__ = ["CatchingUp", "TagRepair", "highest_gone"]

@@ -21,7 +21,7 @@ from headrace.tags.metrics import TRIMMED
 from headrace.tags.registry import TagRegistry
 from headrace.tags.repair import TagRepair
 from headrace.tags.seams import KnownSeam, SeamReader
-from headrace.tags.trimmed import Trimmed, note_trimmed
+from headrace.tags.view_rows import Trimmed, note_trimmed
 
 __all__ = ["ALL_TAGS", "TagTrim", "kept_since_ms"]
 

@@ -22,15 +22,12 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.outbox.django.addresses import database_url as database_url
     from headrace.outbox.django.publish import DjangoOutbox as DjangoOutbox
     from headrace.outbox.django.publish import DjangoProducer as DjangoProducer
+    from headrace.outbox.django.publish import database_url as database_url
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    {
-        "headrace.outbox.django.addresses": "database_url",
-        "headrace.outbox.django.publish": "DjangoOutbox DjangoProducer",
-    },
+    {"headrace.outbox.django.publish": "DjangoOutbox DjangoProducer database_url"},
     extras={"django": "django", "sqlalchemy": "django"},
 )

@@ -1,19 +1,19 @@
-"""Producers that write with Django's connection."""
+"""Producers that write with Django's connection, and the addresses of Django's databases for relays and the command."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from sqlalchemy import URL
 
 from headrace.config import OutboxSettings
 from headrace.errors import BadArgument
 from headrace.outbox.dialects import dialect_of
-from headrace.outbox.django.addresses import database_url
 from headrace.outbox.insert import count_inserted, statements
 from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message
 from headrace.outbox.payloads import RowEncoder
@@ -22,7 +22,7 @@ from headrace.outbox.producers import record
 from headrace.outbox.tables import checked_prefix, renamed
 from headrace.outbox.wake import announce
 
-__all__ = ["DjangoOutbox", "DjangoProducer", "outbox_settings"]
+__all__ = ["DjangoOutbox", "DjangoProducer", "database_url", "outbox_settings", "url_of_settings"]
 
 
 def outbox_settings() -> OutboxSettings:
@@ -94,3 +94,50 @@ def _need_transaction(connection: Any, using: str) -> None:  # noqa: ANN401 - Dj
     if not connection.in_atomic_block and connection.get_autocommit():
         rule = "it commits each statement at once; publish inside of django.db.transaction.atomic()"
         raise BadArgument("using", using, rule)
+
+
+_DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
+# What the drivers of both sides call alike. Others are Django's own, or of the driver that Django uses.
+_OPTIONS = {
+    "postgresql": {
+        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword"),
+        *("options", "service", "passfile", "connect_timeout", "application_name", "target_session_attrs"),
+    },
+    "mysql": {"charset", "unix_socket", "read_default_file", "read_default_group", "connect_timeout"},
+    "sqlite": {"timeout"},
+}
+
+
+def database_url(using: str = DEFAULT_DB_ALIAS) -> URL:
+    """Return the address of one of Django's databases: `Relay(database_url(), log)`. Raises BadArgument."""
+    connection = connections[using]
+    return url_of_settings(connection.vendor, connection.settings_dict)
+
+
+def url_of_settings(vendor: str, settings: Mapping[str, Any]) -> URL:
+    """Return the address that an entry of DATABASES means."""
+    if vendor not in _DRIVERS:
+        raise BadArgument("using", vendor, f"the outbox knows {', '.join(_DRIVERS)}")
+    if vendor == "sqlite":
+        return URL.create("sqlite", database=str(settings["NAME"]), query=_query(vendor, settings))
+    host, query = str(settings.get("HOST") or ""), _query(vendor, settings)
+    if host.startswith("/"):  # the folder, or the file, of a socket
+        query["host" if vendor == "postgresql" else "unix_socket"] = host
+        host = ""
+    return URL.create(
+        _DRIVERS[vendor],
+        username=settings.get("USER") or None,
+        password=settings.get("PASSWORD") or None,
+        host=host or None,
+        port=int(settings["PORT"]) if settings.get("PORT") else None,
+        database=str(settings.get("NAME") or "") or None,
+        query=query,
+    )
+
+
+def _query(vendor: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    options: Mapping[str, Any] = settings.get("OPTIONS") or {}
+    found = {name: str(value) for name, value in options.items() if name in _OPTIONS[vendor]}
+    if vendor == "mysql" and isinstance(options.get("ssl"), Mapping):
+        found |= {f"ssl_{name}": str(value) for name, value in options["ssl"].items()}
+    return found

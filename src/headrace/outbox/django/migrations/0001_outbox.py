@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import migrations
 
-from headrace.outbox.django.tables import drop_tables, make_tables
+from headrace.outbox.django.migrations import drop_tables, make_tables
 
 __all__ = ["Migration"]
 
