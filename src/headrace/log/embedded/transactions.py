@@ -18,7 +18,7 @@ from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
-from headrace.log.serial_calls import SerialCalls
+from headrace.log.transactions import SerialCalls
 from headrace.model import NewRecord, Position, SoundRecords, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit

@@ -38,7 +38,7 @@ from headrace.log.kafka.open_transaction import (
 from headrace.log.kafka.read import RecentEnds
 from headrace.log.metrics import APPENDED
 from headrace.log.ports import Member
-from headrace.log.serial_calls import SerialCalls
+from headrace.log.transactions import SerialCalls
 from headrace.model import NewRecord, Position, TopicPartition
 
 __all__ = ["KafkaTransactional", "take_id"]
