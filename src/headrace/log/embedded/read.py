@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from headrace.errors import OffsetOutOfRange, TimedOut, UnknownTopic, UnreadableRecord
-from headrace.log.embedded.catalog import partition_row
-from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
+from headrace.log.embedded.schema import MAX_OFFSET, offset_of, partition_row, place_of
 from headrace.log.metrics import FETCHED, FETCHES
 from headrace.model import Batch, Bounds, Headers, Record, TopicPartition
 from headrace.sqlite import ChangeWatch, Readers

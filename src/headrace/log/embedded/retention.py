@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeVar
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
 from headrace.log.embedded.append import LogCall, LogWork
-from headrace.log.embedded.catalog import load_topic, partition_row
-from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
+from headrace.log.embedded.schema import MAX_OFFSET, load_topic, offset_of, partition_row, place_of
 from headrace.model import TopicConfig, TopicPartition
 from headrace.runtime import BootMoment, BootTime, Clock, elapsed_ms, moment_of
 from headrace.sqlite import GroupCommit, Readers

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
 from headrace.log import checks
-from headrace.log.embedded.append import LogWork, RecordWriter, savepoint
-from headrace.log.embedded.catalog import PartitionTail
+from headrace.log.embedded.append import LogWork, PartitionTail, RecordWriter, savepoint
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
