@@ -13,8 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.observe import get_logger
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit, Leases
-from headrace.store.embedded.commits import StoreCall, StoreWork
-from headrace.store.embedded.journals import Journals
+from headrace.store.embedded.writer import Journals, StoreCall, StoreWork
 
 __all__ = ["Housekeeping"]
 

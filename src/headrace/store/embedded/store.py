@@ -8,14 +8,13 @@ from pathlib import Path
 from headrace.config import StoreSettings
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit, prepare_file
-from headrace.store.embedded.commits import EventWriter, StoreWork
 from headrace.store.embedded.housekeeping import Housekeeping
 from headrace.store.embedded.reader import Access, EmbeddedReader
 from headrace.store.embedded.schema import FORMAT, TABLES
 from headrace.store.embedded.shared_settings import EmbeddedSettings
 from headrace.store.embedded.snapshots import EmbeddedSnapshots
 from headrace.store.embedded.tags import EmbeddedTags
-from headrace.store.embedded.writer import EmbeddedWriter
+from headrace.store.embedded.writer import EmbeddedWriter, EventWriter, StoreWork
 from headrace.store.metrics import REQUEST_SECONDS
 
 __all__ = ["EmbeddedStore"]
