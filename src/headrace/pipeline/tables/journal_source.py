@@ -22,8 +22,7 @@ from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.pipeline.spark.process import TIME, blocking_iterator, log_of, micros, store_of
 from headrace.pipeline.tables.parts import JournalPart, SelectedReader
-from headrace.pipeline.tables.predicates import Predicates
-from headrace.pipeline.tables.scans import Counts, ReadOptions
+from headrace.pipeline.tables.scans import Counts, Predicates, ReadOptions
 from headrace.pipeline.tables.stored_journals import FoundEvents, HeadValues, JournalHead, StoredJournals, read_head
 from headrace.store import EventRow, JournalMeta, Store
 
