@@ -20,8 +20,7 @@ from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.spark.session import register
 from headrace.pipeline.tables.scans import ReadOptions
-from headrace.pipeline.topics.avro_read import decoded, is_framed_column, type_name
-from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topics
+from headrace.pipeline.topics.avro_read import SchemaReading, decoded, is_framed_column, reading_of_topics, type_name
 from headrace.serde import BlockingRegistry, subject_of
 
 if TYPE_CHECKING:

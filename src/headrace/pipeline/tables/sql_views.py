@@ -16,8 +16,7 @@ from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
 from headrace.pipeline.tables.state_frames import state_frame
-from headrace.pipeline.topics.avro_read import decoded
-from headrace.pipeline.topics.avro_schemas import reading_of_topic
+from headrace.pipeline.topics.avro_read import decoded, reading_of_topic
 from headrace.pipeline.topics.frames import compact, place, topic_frame
 from headrace.serde import BlockingRegistry, Part
 
