@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from headrace.pipeline.tables.frames import journal_frame as journal_frame
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
+    from headrace.pipeline.tables.frames import state_as_of as state_as_of
     from headrace.pipeline.tables.sql_views import query as query
     from headrace.pipeline.tables.sql_views import query_error as query_error
     from headrace.pipeline.tables.sql_views import table_names as table_names
     from headrace.pipeline.tables.state_frames import state_frame as state_frame
-    from headrace.pipeline.tables.states import state_as_of as state_as_of
     from headrace.pipeline.topics.append import Appended as Appended
     from headrace.pipeline.topics.append import append_frame as append_frame
     from headrace.pipeline.topics.frames import compact as compact
@@ -95,7 +95,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
         "headrace.pipeline.tables.sql_views": "query query_error table_names",
         "headrace.pipeline.tables.state_frames": "state_frame",
-        "headrace.pipeline.tables.states": "state_as_of",
+        "headrace.pipeline.tables.frames": "state_as_of",
         "headrace.pipeline.topics.append": "Appended append_frame",
         "headrace.pipeline.topics.frames": "compact topic_frame typed",
     },

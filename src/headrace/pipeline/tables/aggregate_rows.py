@@ -22,8 +22,7 @@ from headrace.model import StoredEvent
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
-from headrace.pipeline.tables.frames import journal_frame
-from headrace.pipeline.tables.states import event_of_columns
+from headrace.pipeline.tables.frames import event_of_columns, journal_frame
 from headrace.pipeline.topics.frames import topic_frame
 from headrace.runtime import load_named
 from headrace.serde import open_registry
