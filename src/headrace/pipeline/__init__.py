@@ -15,6 +15,7 @@ from headrace.lazy_names import lazy_names
 if TYPE_CHECKING:
     from headrace.pipeline.audits.findings import Finding as Finding
     from headrace.pipeline.audits.findings import FindingKind as FindingKind
+    from headrace.pipeline.jobs.aggregates import EngineReference as EngineReference
     from headrace.pipeline.jobs.audit import AuditReport as AuditReport
     from headrace.pipeline.jobs.audit import audit as audit
     from headrace.pipeline.jobs.backfill import BackfillSummary as BackfillSummary
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from headrace.pipeline.spark.process import store_of as store_of
     from headrace.pipeline.spark.session import end_session as end_session
     from headrace.pipeline.spark.session import spark_session as spark_session
-    from headrace.pipeline.tables.aggregate_rows import EngineReference as EngineReference
     from headrace.pipeline.tables.frames import journal_frame as journal_frame
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
@@ -91,7 +91,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.spark.endpoints": "Endpoints",
         "headrace.pipeline.spark.process": "close_all log_of run store_of",
         "headrace.pipeline.spark.session": "end_session spark_session",
-        "headrace.pipeline.tables.aggregate_rows": "EngineReference",
+        "headrace.pipeline.jobs.aggregates": "EngineReference",
         "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
         "headrace.pipeline.tables.sql_views": "query query_error table_names",
         "headrace.pipeline.tables.state_frames": "state_frame",
