@@ -1,4 +1,4 @@
-"""Connections to SQLite files that several processes share; tables are created once, and checked at every later open."""
+"""Connections to SQLite files that several processes share, and their tables: created once, checked at later opens."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SchemaMember",
     "SchemaReading",
-    "body_column",
     "decoded",
     "is_framed_column",
     "reading_of_topic",
@@ -333,7 +332,7 @@ def unframed(body: Column, writer: Schema, reader: Schema) -> Column:
     return from_avro(body, _wrapped(writer), options)["it"]
 
 
-def body_column(data: Column) -> Column:
+def _body_column(data: Column) -> Column:
     """Return the bytes behind the header."""
     from pyspark.sql import functions as f
 
@@ -371,7 +370,7 @@ def _by_id(data: Column, choices: Mapping[int, Column]) -> Column:
 def _value(data: Column, member: SchemaMember, schema_id: int, place: Column) -> Column:
     problem = member.problem_of(schema_id)
     if problem is None:
-        return unframed(body_column(data), member.writers[schema_id], member.reader)
+        return unframed(_body_column(data), member.writers[schema_id], member.reader)
     text = f"schema id {schema_id} can't be read as {member.name} is now, {problem}; at "
     return unframed(_failing(text, place), member.reader, member.reader)
 
