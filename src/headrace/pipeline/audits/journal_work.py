@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from headrace.log import Log
 from headrace.model import TopicPartition
+from headrace.pipeline.audits.findings import Outcomes
 from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE, JournalRows, KeyCase, cases_of, chunks, journals_of
 from headrace.pipeline.audits.journals import look_at_keys
 from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact
-from headrace.pipeline.audits.outcomes import Outcomes
 from headrace.pipeline.audits.tag_views import TagLooks, open_tag_looks
 from headrace.pipeline.audits.windows import AuditWindow, TopicWindow, reopened_window
 from headrace.pipeline.spark.endpoints import Endpoints
