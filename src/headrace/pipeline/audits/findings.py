@@ -1,8 +1,8 @@
 """Findings of an audit, and what the tasks of a job about journals report, as rows.
 
-A finding is a row, a head or a row of a view that is missing, changed or added, by id and seq_nr. Tasks report findings,
-counts, suspects, and why they could not finish. Spark adds the counts up; the driver gets a few numbers for each
-partition.
+A finding is a row, a head or a row of a view that is missing, changed or added, by id and seq_nr. Tasks report
+findings, counts, suspects, and why they could not finish. Spark adds the counts up; the driver gets a few numbers for
+each partition.
 """
 
 from __future__ import annotations
