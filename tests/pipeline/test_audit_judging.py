@@ -17,7 +17,7 @@ from headrace.journal import replicate_batch
 from headrace.model import Record, TopicPartition
 from headrace.pipeline.audits.findings import Finding, FindingKind
 from headrace.pipeline.audits.journal_frames import LogScan
-from headrace.pipeline.audits.journal_groups import JournalRows, chunks
+from headrace.pipeline.audits.journal_work import JournalRows, chunks
 from headrace.pipeline.audits.journals import KeyLook, look_at_key
 from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
 from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, MarkFact, StretchFact, decode_fact

@@ -21,8 +21,14 @@ import msgspec
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.audits.findings import Finding, FindingKind
-from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE, JournalRows, KeyCase, suspect_cases_of
-from headrace.pipeline.audits.journal_work import JournalWork, by_partition
+from headrace.pipeline.audits.journal_work import (
+    EVENTS_AT_ONCE,
+    JournalRows,
+    JournalWork,
+    KeyCase,
+    by_partition,
+    suspect_cases_of,
+)
 from headrace.pipeline.audits.journals import KeyLook, look_at_keys
 from headrace.pipeline.audits.judge import BY_HAND, Judgement, Stored, expected_rows
 from headrace.pipeline.audits.tag_views import TagLooks, open_tag_looks

@@ -26,8 +26,7 @@ from headrace.pipeline.audits.findings import (
     Tally,
     tally_of,
 )
-from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE
-from headrace.pipeline.audits.journal_work import FirstLook, JournalWork
+from headrace.pipeline.audits.journal_work import EVENTS_AT_ONCE, FirstLook, JournalWork
 from headrace.pipeline.audits.judge import pointer_findings
 from headrace.pipeline.audits.second_look import SecondLook
 from headrace.pipeline.audits.tag_views import ViewScan, view_scan_of

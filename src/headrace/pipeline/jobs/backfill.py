@@ -18,8 +18,7 @@ from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.audits.findings import OUTCOME_COLUMNS, FindingKind, Tally, tally_of
-from headrace.pipeline.audits.journal_groups import JournalRows, KeyCase, cases_of
-from headrace.pipeline.audits.journal_work import JournalWork, by_partition
+from headrace.pipeline.audits.journal_work import JournalRows, JournalWork, KeyCase, by_partition, cases_of
 from headrace.pipeline.audits.journals import look_at_key
 from headrace.pipeline.audits.judge import Judgement, expected_rows
 from headrace.pipeline.audits.windows import AuditWindow, TopicWindow, WindowStretch
