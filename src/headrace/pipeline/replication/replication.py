@@ -27,9 +27,8 @@ from headrace.observe import get_logger
 from headrace.pipeline.logs.frames import log_stream
 from headrace.pipeline.logs.offsets import Offsets
 from headrace.pipeline.logs.plan import Plan, Selection, plan_of
-from headrace.pipeline.replication.finishing import finish_batch
 from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, read_outcomes
-from headrace.pipeline.replication.progress import ProgressReports
+from headrace.pipeline.replication.progress import ProgressReports, finish_batch
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
     RESTARTS,
