@@ -16,9 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from headrace.model import TopicPartition
 from headrace.pipeline.jobs.expiry import purge_partition
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS
-from headrace.pipeline.spark.connectors import refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import refuse_speculation, register
 
 if TYPE_CHECKING:
     import pyarrow as pa

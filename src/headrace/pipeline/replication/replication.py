@@ -38,10 +38,9 @@ from headrace.pipeline.replication.reports import (
     count,
     count_outcomes,
 )
-from headrace.pipeline.spark.connectors import refuse_connect, refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import refuse_connect, refuse_speculation, register
 from headrace.runtime import Backoff
 from headrace.store import ReplicatedOffset
 

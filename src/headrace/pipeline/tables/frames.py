@@ -20,10 +20,9 @@ import msgspec
 from headrace.errors import BadArgument, OperationFailed, UnknownSubject
 from headrace.model import StoredEvent
 from headrace.pipeline.logs.plan import Selection, topics_of
-from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run, store_of
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import provide_avro, register
 from headrace.pipeline.tables.scans import ReadOptions
 from headrace.pipeline.topics.avro_read import SchemaReading, decoded, is_framed_column, reading_of_topics, type_name
 from headrace.protocol import check_finite, event_of_row
