@@ -14,8 +14,8 @@ from headrace.pipeline import Endpoints, Selection
 from headrace.pipeline.audits.findings import COUNTED, FAILED, SUSPECT, Tally
 from headrace.pipeline.audits.journal_frames import HeadRowReader, LogScan, ViewRowReader
 from headrace.pipeline.audits.journal_work import EVENTS_AT_ONCE, FirstLook, JournalWork
-from headrace.pipeline.audits.row_columns import ROW_ORDER, RowKind, batch_of_values
 from headrace.pipeline.audits.second_look import SecondLook
+from headrace.pipeline.audits.shuffle import ROW_ORDER, RowKind, batch_of_values
 from headrace.pipeline.audits.tag_views import ViewScan, view_scan_of
 from headrace.pipeline.audits.windows import TopicWindow, first_time_ms
 from headrace.pipeline.jobs.audit import audited_partitions

@@ -19,8 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.pipeline.audits.log_facts import MarkFact, StretchFact, encode_fact
-from headrace.pipeline.audits.row_columns import ROW_COLUMNS, ROW_ORDER, ROW_SCHEMA, RowKind, batch_of_values
+from headrace.pipeline.audits.shuffle import (
+    ROW_COLUMNS,
+    ROW_ORDER,
+    ROW_SCHEMA,
+    MarkFact,
+    RowKind,
+    StretchFact,
+    batch_of_values,
+    encode_fact,
+)
 from headrace.pipeline.audits.tag_views import ViewScan
 from headrace.pipeline.audits.windows import TopicWindow
 from headrace.pipeline.logs.frames import log_table

@@ -18,8 +18,7 @@ from headrace.log import Log
 from headrace.model import Record, TopicPartition
 from headrace.pipeline.audits.findings import Outcomes
 from headrace.pipeline.audits.journals import look_at_keys
-from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, decode_fact
-from headrace.pipeline.audits.row_columns import RowKind
+from headrace.pipeline.audits.shuffle import FactsOfTopic, LogFact, RowKind, decode_fact
 from headrace.pipeline.audits.tag_views import TagLooks, open_tag_looks
 from headrace.pipeline.audits.windows import AuditWindow, TopicWindow, reopened_window
 from headrace.pipeline.logs.records import LOG_COLUMNS, records_of_batch
