@@ -11,13 +11,11 @@ import pyarrow as pa
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline import Endpoints, Selection
-from headrace.pipeline.audits.journal_frames import HeadRowReader, ViewRowReader
-from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE
-from headrace.pipeline.audits.journal_work import FirstLook, JournalWork
-from headrace.pipeline.audits.log_scan import LogScan
-from headrace.pipeline.audits.outcomes import COUNTED, FAILED, SUSPECT, Tally
-from headrace.pipeline.audits.row_columns import ROW_ORDER, RowKind, batch_of_values
+from headrace.pipeline.audits.findings import COUNTED, FAILED, SUSPECT, Tally
+from headrace.pipeline.audits.journal_frames import HeadRowReader, LogScan, ViewRowReader
+from headrace.pipeline.audits.journal_work import EVENTS_AT_ONCE, FirstLook, JournalWork
 from headrace.pipeline.audits.second_look import SecondLook
+from headrace.pipeline.audits.shuffle import ROW_ORDER, RowKind, batch_of_values
 from headrace.pipeline.audits.tag_views import ViewScan, view_scan_of
 from headrace.pipeline.audits.windows import TopicWindow, first_time_ms
 from headrace.pipeline.jobs.audit import audited_partitions

@@ -16,13 +16,12 @@ from tests.suites.journal_script import Script
 from headrace.journal import replicate_batch
 from headrace.model import Record, TopicPartition
 from headrace.pipeline.audits.findings import Finding, FindingKind
-from headrace.pipeline.audits.journal_groups import JournalRows, chunks
+from headrace.pipeline.audits.journal_frames import LogScan
+from headrace.pipeline.audits.journal_work import JournalRows, chunks
 from headrace.pipeline.audits.journals import KeyLook, look_at_key
 from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
-from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, MarkFact, StretchFact, decode_fact
-from headrace.pipeline.audits.log_scan import LogScan
-from headrace.pipeline.audits.repair import repair_journal
-from headrace.pipeline.audits.row_columns import RowKind
+from headrace.pipeline.audits.second_look import repair_journal
+from headrace.pipeline.audits.shuffle import FactsOfTopic, LogFact, MarkFact, RowKind, StretchFact, decode_fact
 from headrace.pipeline.audits.windows import AuditWindow, RunningState, TopicWindow, WindowStretch
 from headrace.pipeline.logs.records import LOG_COLUMNS, batch_of_records, records_of_batch
 from headrace.protocol import ACTION_HEADER, Entry, Mark, batch_of, encode_action, entry_of

@@ -27,8 +27,14 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.errors import BadArgument
-from headrace.pipeline.tables.predicates import EVERYTHING, Predicates, Span, predicates_of
-from headrace.pipeline.tables.scans import MOST_BYTES, predicates_of_all_scans
+from headrace.pipeline.tables.scans import (
+    EVERYTHING,
+    MOST_BYTES,
+    Predicates,
+    Span,
+    predicates_of,
+    predicates_of_all_scans,
+)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARISONS: dict[type[Any], Any] = {

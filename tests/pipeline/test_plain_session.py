@@ -19,10 +19,8 @@ from tests.secured.job import QUICK_JAVA
 
 from headrace.errors import BadArgument
 from headrace.pipeline import Endpoints, Replication, Selection, journal_frame, query
-from headrace.pipeline.jobs.job_sources import PurgeExpiredJob
-from headrace.pipeline.jobs.partition_jobs import job_frame
-from headrace.pipeline.spark.connectors import provide_kafka, refuse_speculation
-from headrace.pipeline.spark.session import compiled_home
+from headrace.pipeline.jobs.partition_jobs import PurgeExpiredJob, job_frame
+from headrace.pipeline.spark.session import compiled_home, provide_kafka, refuse_speculation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ from headrace.model import Event, TopicPartition
 from headrace.pipeline import Endpoints, Selection, compact, journal_frame, meta_frame, topic_frame
 from headrace.pipeline.logs.plan import look_at_partition, plan_of
 from headrace.pipeline.spark.process import side_by_side
+from headrace.pipeline.tables.frames import state_text
 from headrace.pipeline.tables.parts import stable_layout
-from headrace.pipeline.tables.states import state_text
 from headrace.store import open_store
 
 pytestmark = pytest.mark.timeout(30)

@@ -19,7 +19,7 @@ from headrace.model import Event, NewRecord, TopicPartition
 from headrace.pipeline import Endpoints
 from headrace.pipeline.logs import plan as planning
 from headrace.pipeline.logs.plan import Plan
-from headrace.pipeline.replication.finishing import lag_of
+from headrace.pipeline.replication.progress import lag_of
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.serde.strategies import schemas, values_of
 
 from headrace.errors import BadSchema
-from headrace.pipeline.topics.avro_read import decoded, unframed
-from headrace.pipeline.topics.avro_schemas import reading_of_versions, resolved, spark_limit
+from headrace.pipeline.topics.avro_read import decoded, reading_of_versions, resolved, spark_limit, unframed
 from headrace.serde import Codec, GenericCodec, Schema, Symbol, Version, frame_header, problems_of_reading
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ an append that returned is durable; readers see committed records only, in order
 fence their predecessors. Backends are found by the scheme of their address, those of other packages included.
 """
 
-from headrace.log.backends import open_log
-from headrace.log.ports import Admin, Groups, Listener, Log, Member, Retention, StartAt, TransactionalProducer
+from headrace.log.ports import Admin, Groups, Listener, Log, Member, Retention, StartAt, TransactionalProducer, open_log
 from headrace.log.tokens import check_token, wait_for_token
 from headrace.log.topics import ensure_topic
 from headrace.log.transactions import transaction

@@ -1,4 +1,4 @@
-"""The ports of a log: what every backend promises.
+"""The ports of a log: what every backend promises, and the choice of the backend that serves an address.
 
 A backend implements these five protocols and passes `headrace.testing.conformance.log`.
 """
@@ -6,11 +6,13 @@ A backend implements these five protocols and passes `headrace.testing.conforman
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
+from headrace.config import LogSettings
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicConfig, TopicPartition
+from headrace.runtime import load_backend
 
-__all__ = ["Admin", "Groups", "Listener", "Log", "Member", "Retention", "StartAt", "TransactionalProducer"]
+__all__ = ["Admin", "Groups", "Listener", "Log", "Member", "Retention", "StartAt", "TransactionalProducer", "open_log"]
 
 StartAt = Literal["earliest", "latest"]
 
@@ -253,3 +255,13 @@ class Log(Protocol):
     async def close(self) -> None:
         """Close everything; waiting readers get Closed."""
         ...
+
+
+async def open_log(address: str, *, settings: LogSettings | None = None) -> Log:
+    """Open the log at `address`: `embedded:./folder`, `kafka://host:9092`, or what an installed package serves.
+
+    A backend is an entry point of the group `headrace.log`, named by its scheme: an async function of the
+    address and the settings.
+    """
+    open_backend = load_backend("log", address)
+    return cast("Log", await open_backend(address, settings or LogSettings()))

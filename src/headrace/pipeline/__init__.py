@@ -15,6 +15,7 @@ from headrace.lazy_names import lazy_names
 if TYPE_CHECKING:
     from headrace.pipeline.audits.findings import Finding as Finding
     from headrace.pipeline.audits.findings import FindingKind as FindingKind
+    from headrace.pipeline.jobs.aggregates import EngineReference as EngineReference
     from headrace.pipeline.jobs.audit import AuditReport as AuditReport
     from headrace.pipeline.jobs.audit import audit as audit
     from headrace.pipeline.jobs.backfill import BackfillSummary as BackfillSummary
@@ -54,15 +55,14 @@ if TYPE_CHECKING:
     from headrace.pipeline.spark.process import store_of as store_of
     from headrace.pipeline.spark.session import end_session as end_session
     from headrace.pipeline.spark.session import spark_session as spark_session
-    from headrace.pipeline.tables.aggregate_rows import EngineReference as EngineReference
     from headrace.pipeline.tables.frames import journal_frame as journal_frame
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
+    from headrace.pipeline.tables.frames import state_as_of as state_as_of
     from headrace.pipeline.tables.sql_views import query as query
     from headrace.pipeline.tables.sql_views import query_error as query_error
     from headrace.pipeline.tables.sql_views import table_names as table_names
     from headrace.pipeline.tables.state_frames import state_frame as state_frame
-    from headrace.pipeline.tables.states import state_as_of as state_as_of
     from headrace.pipeline.topics.append import Appended as Appended
     from headrace.pipeline.topics.append import append_frame as append_frame
     from headrace.pipeline.topics.frames import compact as compact
@@ -73,6 +73,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "headrace.pipeline.audits.findings": "Finding FindingKind",
+        "headrace.pipeline.jobs.aggregates": "EngineReference",
         "headrace.pipeline.jobs.audit": "AuditReport audit",
         "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
         "headrace.pipeline.jobs.engine_audit": "audit_states",
@@ -87,15 +88,13 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.replication.display": "LineDisplay display_on",
         "headrace.pipeline.replication.replication": "Replication Summary accept_loss",
         "headrace.pipeline.replication.reports": "BatchReport ReplicationWatcher",
-        "headrace.pipeline.spark.package": "package",
         "headrace.pipeline.spark.endpoints": "Endpoints",
+        "headrace.pipeline.spark.package": "package",
         "headrace.pipeline.spark.process": "close_all log_of run store_of",
         "headrace.pipeline.spark.session": "end_session spark_session",
-        "headrace.pipeline.tables.aggregate_rows": "EngineReference",
-        "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
+        "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame state_as_of",
         "headrace.pipeline.tables.sql_views": "query query_error table_names",
         "headrace.pipeline.tables.state_frames": "state_frame",
-        "headrace.pipeline.tables.states": "state_as_of",
         "headrace.pipeline.topics.append": "Appended append_frame",
         "headrace.pipeline.topics.frames": "compact topic_frame typed",
     },

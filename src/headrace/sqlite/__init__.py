@@ -6,8 +6,7 @@ Does not promise: anything across machines or on network file systems.
 """
 
 from headrace.sqlite.changes import ChangeWatch
-from headrace.sqlite.connections import Readers, connect, explain
-from headrace.sqlite.files import prepare_file
+from headrace.sqlite.connections import Readers, connect, explain, prepare_file
 from headrace.sqlite.group_commit import GroupCommit
 from headrace.sqlite.leases import SCHEMA, Lease, Leases
 

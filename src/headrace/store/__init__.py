@@ -5,7 +5,6 @@ repeated; a reader gets what was acknowledged; pages follow the reader's demand.
 Does not promise: to be up to date. Journals merge it with the head of the log.
 """
 
-from headrace.store.backends import open_store
 from headrace.store.limits import (
     MAX_ID_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -24,6 +23,7 @@ from headrace.store.ports import (
     TagNumbers,
     Tags,
     TagViews,
+    open_store,
 )
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,

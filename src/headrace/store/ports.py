@@ -1,4 +1,4 @@
-"""The ports of an eventual store: what every backend promises.
+"""The ports of an eventual store: what every backend promises, and the choice of the backend that serves an address.
 
 A backend implements these protocols and passes `headrace.testing.conformance.store`.
 """
@@ -6,9 +6,11 @@ A backend implements these protocols and passes `headrace.testing.conformance.st
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
+from headrace.config import StoreSettings
 from headrace.model import TopicPartition
+from headrace.runtime import load_backend
 from headrace.store.rows import (
     EventRow,
     HeadShare,
@@ -34,6 +36,7 @@ __all__ = [
     "TagNumbers",
     "TagViews",
     "Tags",
+    "open_store",
 ]
 
 
@@ -279,3 +282,13 @@ class Store(Protocol):
     async def close(self) -> None:
         """Close the store."""
         ...
+
+
+async def open_store(address: str, *, settings: StoreSettings | None = None) -> Store:
+    """Open the store at `address`: `embedded:./folder`, `cassandra://host/keyspace`, or what a package serves.
+
+    A backend is an entry point of the group `headrace.store`, named by its scheme: an async function of the
+    address and the settings.
+    """
+    open_backend = load_backend("store", address)
+    return cast("Store", await open_backend(address, settings or StoreSettings()))

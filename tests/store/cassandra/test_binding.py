@@ -10,7 +10,7 @@ from cassandra.query import UNSET_VALUE, PreparedStatement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.store.cassandra.binding import Binding, unlogged
+from headrace.store.cassandra.requests import Binding, unlogged
 
 TEXTS = cqltypes.ListType.apply_parameters([cqltypes.UTF8Type])
 MAP = cqltypes.MapType.apply_parameters([cqltypes.UTF8Type, cqltypes.UTF8Type])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.store.cassandra.sharing import SHARED_PARTITIONS, RequestShare, shared
+from headrace.store.cassandra.requests import SHARED_PARTITIONS, RequestShare, shared
 
 NODES = st.sampled_from([None, "a", "b"])
 SHARES = st.lists(st.tuples(NODES, st.integers(0, 120)), max_size=60)

@@ -12,8 +12,7 @@ import msgspec
 from headrace.errors import ImpossibleTopicChange, TopicExists
 from headrace.log import checks
 from headrace.log.embedded.append import LogCall, LogWork
-from headrace.log.embedded.catalog import load_topic, partition_row
-from headrace.log.embedded.schema import MAX_OFFSET, place_of
+from headrace.log.embedded.schema import MAX_OFFSET, load_topic, partition_row, place_of
 from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.sqlite import GroupCommit, Readers
 

@@ -1,4 +1,7 @@
-"""Appends, and all other changes to the file, as pieces of work for the group commit."""
+"""Appends, and all other changes to the file, as pieces of work for the group commit.
+
+The writer keeps a cache of topics and partitions between two commits.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead
-from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
-from headrace.model import NewRecord, Position, partition_of, size_of
+from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead, UnknownPartition
+from headrace.log.embedded.schema import load_topic, place_of
+from headrace.log.metrics import APPENDED
+from headrace.model import NewRecord, Position, Topic, partition_of, size_of
 from headrace.runtime import Clock, crash_point
 
-__all__ = ["AppendWork", "LogCall", "LogWork", "Placed", "RecordWriter", "savepoint"]
+__all__ = ["AppendWork", "LogCall", "LogWork", "PartitionTail", "Placed", "RecordWriter", "savepoint"]
 
 # One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
 # statement per row; rows go in by the hundred.
@@ -32,6 +36,79 @@ _encode_headers = msgspec.msgpack.Encoder().encode
 _position: Callable[[tuple[str, int, int, int]], Position] = functools.partial(tuple.__new__, Position)
 
 Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
+
+
+@dataclass(slots=True)
+class PartitionTail:
+    """Where the next record of a partition goes."""
+
+    id: int
+    next_offset: int
+    stored_offset: int
+    first_place: int
+    is_changed: bool = False
+
+
+class _KnownTopic:
+    """A topic and the tails of its partitions, in a form that is fast to use for each record."""
+
+    __slots__ = ("max_record_bytes", "name", "needs_keys", "partitions", "tails", "timestamp_ahead_ms")
+
+    def __init__(self, topic: Topic, tails: list[PartitionTail]) -> None:
+        self.name = topic.name
+        self.partitions = topic.partitions
+        self.needs_keys = topic.config.cleanup.compacts
+        self.max_record_bytes = topic.config.max_record_bytes
+        self.timestamp_ahead_ms = topic.config.timestamp_ahead_ms
+        self.tails = tails
+
+    def tail(self, partition: int) -> PartitionTail:
+        """Return the tail of one partition."""
+        if not 0 <= partition < self.partitions:
+            raise UnknownPartition(self.name, partition, self.partitions)
+        return self.tails[partition]
+
+
+class _Catalog:
+    """Topics by name, up to date in the write transaction in which `refresh` was called."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, _KnownTopic] = {}
+        self._version = -1
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        """Forget everything if another connection has written since."""
+        version = db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._topics.clear()
+
+    def find(self, db: sqlite3.Connection, name: str) -> _KnownTopic:
+        """Return the topic. Raises UnknownTopic."""
+        known = self._topics.get(name)
+        if known is None:
+            known = self._topics[name] = self._load(db, name)
+        return known
+
+    def store_tails(self, db: sqlite3.Connection) -> None:
+        """Write the next offsets that have changed."""
+        for known in self._topics.values():
+            for tail in known.tails:
+                if tail.is_changed:
+                    db.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (tail.next_offset, tail.id))
+                    APPENDED.labels("embedded", known.name).inc(tail.next_offset - tail.stored_offset)
+                    tail.stored_offset = tail.next_offset
+                    tail.is_changed = False
+
+    def _load(self, db: sqlite3.Connection, name: str) -> _KnownTopic:
+        rows = db.execute("SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY partition", (name,))
+        return _KnownTopic(
+            load_topic(db, name), [PartitionTail(id_, offset, offset, place_of(id_, 0)) for id_, offset in rows]
+        )
 
 
 class Placed(NamedTuple):
@@ -100,7 +177,7 @@ class RecordWriter:
     """Assigns offsets and gathers rows; used in the writer's thread only."""
 
     def __init__(self, clock: Clock) -> None:
-        self.catalog = Catalog()
+        self.catalog = _Catalog()
         self._clock = clock
         self._rows: list[Row] = []
         self._spread = 0
@@ -178,7 +255,7 @@ class RecordWriter:
         crash_point("log.embedded.before-tails")
         self.catalog.store_tails(db)
 
-    def _partition(self, record: NewRecord, known: KnownTopic) -> int:
+    def _partition(self, record: NewRecord, known: _KnownTopic) -> int:
         if record.key is None and known.needs_keys:
             raise BadArgument("key", None, f"records of the compacted topic {record.topic!r} need a key")
         if record.partition is not None:
@@ -189,7 +266,7 @@ class RecordWriter:
         return self._spread % known.partitions
 
 
-def _refuse(record: NewRecord, known: KnownTopic, now_ms: int) -> None:
+def _refuse(record: NewRecord, known: _KnownTopic, now_ms: int) -> None:
     """Raise for a record that its topic does not take."""
     timestamp_ms, size_bytes = record.timestamp_ms, size_of(record)
     if timestamp_ms is not None and not 0 <= timestamp_ms <= now_ms + known.timestamp_ahead_ms:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from headrace.log.embedded.ends import PartitionEnds
-from headrace.log.embedded.read import PartitionReader
+from headrace.log.embedded.read import PartitionEnds, PartitionReader
 from headrace.log.follower import Feed
 from headrace.model import Batch, TopicPartition
 from headrace.sqlite import ChangeWatch, Readers

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.errors import Closed, HeadraceError, Unavailable
 from headrace.log import checks
 from headrace.log.embedded import membership
-from headrace.log.embedded.catalog import load_topic
 from headrace.log.embedded.membership import load_offsets, store_offsets
 from headrace.log.embedded.read import PartitionReader
 from headrace.log.embedded.rebalances import EmbeddedAssignment, GroupTables
+from headrace.log.embedded.schema import load_topic
 from headrace.log.ports import Listener, Member, StartAt
 from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger

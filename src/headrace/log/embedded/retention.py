@@ -1,19 +1,22 @@
-"""Retention and compaction: what brokers do in Kafka, done here by one of the processes that share the file."""
+"""Retention and compaction: what brokers do in Kafka, done here by one of the processes that share the file.
+
+A record's timestamp is its writer's choice. A reader that was away counts how long it was away; so what it relies on
+(a change stays for the minimum lag, a tombstone for its retention) must be counted from when the log had the record.
+Ages are therefore counted from when compaction came by a partition, and its visits are remembered.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
-from headrace.log.embedded import cleanings
 from headrace.log.embedded.append import LogCall, LogWork
-from headrace.log.embedded.catalog import load_topic, partition_row
-from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
+from headrace.log.embedded.schema import MAX_OFFSET, load_topic, offset_of, partition_row, place_of
 from headrace.model import TopicConfig, TopicPartition
-from headrace.runtime import Clock, moment_of
+from headrace.runtime import BootMoment, BootTime, Clock, elapsed_ms, moment_of
 from headrace.sqlite import GroupCommit, Readers
 
 __all__ = ["EmbeddedRetention"]
@@ -70,11 +73,9 @@ class EmbeddedRetention:
         cleaning = await self._call(lambda db: self._note_cleaning(db, at, config))
         return await self._readers.run(lambda db: _superseded(db, at, cleaning))
 
-    def _note_cleaning(
-        self, db: sqlite3.Connection, at: TopicPartition, config: TopicConfig
-    ) -> cleanings.CompactionBounds:
+    def _note_cleaning(self, db: sqlite3.Connection, at: TopicPartition, config: TopicConfig) -> _CompactionBounds:
         partition_id, _, end = partition_row(db, at)
-        return cleanings.note_cleaning(db, partition_id, end, config, moment_of(self._clock))
+        return _note_visit(db, partition_id, end, config, moment_of(self._clock))
 
     async def _move_start(self, at: TopicPartition, start: int) -> int:
         while not await self._call(lambda db: _drop_piece(db, at, start)):
@@ -99,7 +100,7 @@ class EmbeddedRetention:
         return min(keep_from, _released(db, at)) if config.keep_until_released else keep_from
 
 
-def _superseded(db: sqlite3.Connection, at: TopicPartition, cleaning: cleanings.CompactionBounds) -> list[int]:
+def _superseded(db: sqlite3.Connection, at: TopicPartition, cleaning: _CompactionBounds) -> list[int]:
     """List the places of records that a newer one of their key replaced, then those of tombstones that served.
 
     A record that is too young to be compacted replaces nothing yet.
@@ -158,3 +159,80 @@ def _drop_piece(db: sqlite3.Connection, at: TopicPartition, start: int) -> bool:
 
 def _remove(db: sqlite3.Connection, places: Sequence[int]) -> None:
     db.executemany("DELETE FROM records WHERE place = ?", [(place,) for place in places])
+
+
+# A visit is remembered when the last one is so much older, as a part of the shortest age that is asked for.
+_PARTS = 16
+
+
+class _Visit(NamedTuple):
+    """One run of compaction: where the partition ended, and below which offset it was compacted."""
+
+    number: int
+    reached: int
+    cleaned: int
+    at: BootMoment
+
+
+class _CompactionBounds(NamedTuple):
+    """What compaction may do now: replace records below `cleaned`, drop tombstones below `tombstones_below`."""
+
+    cleaned: int
+    tombstones_below: int
+
+
+def _decide_cleaning(visits: Sequence[_Visit], end: int, config: TopicConfig, now: BootMoment) -> _CompactionBounds:
+    """Return what may be compacted, given the earlier visits and where the partition ends."""
+    cleaned = _reached(visits, config.min_compaction_lag_ms, now) if config.min_compaction_lag_ms else end
+    if not config.tombstone_retention_ms:
+        return _CompactionBounds(cleaned, cleaned)
+    old = (v.cleaned for v in visits if _age_ms(v.at, now) > config.tombstone_retention_ms)
+    return _CompactionBounds(cleaned, max(old, default=0))
+
+
+def _reached(visits: Sequence[_Visit], lag_ms: int, now: BootMoment) -> int:
+    return max((v.reached for v in visits if _age_ms(v.at, now) > lag_ms), default=0)
+
+
+def _note_visit(
+    db: sqlite3.Connection, partition_id: int, end: int, config: TopicConfig, now: BootMoment
+) -> _CompactionBounds:
+    """Remember this visit, forget those that no question needs any more, and return what may be compacted."""
+    visits = _visits_of(db, partition_id)
+    cleaning = _decide_cleaning(visits, end, config, now)
+    visit = _Visit(visits[-1].number + 1 if visits else 0, end, cleaning.cleaned, now)
+    if _is_worth_keeping(visits, visit, config):
+        row = (partition_id, visit.number, end, cleaning.cleaned, *now.boot, now.wall_ms)
+        db.execute("INSERT INTO cleanings VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    longest_ms = max(config.min_compaction_lag_ms, config.tombstone_retention_ms)
+    settled = [v.number for v in visits if _age_ms(v.at, now) > longest_ms]
+    if settled:  # the newest of those that are old enough for every question says all that the others say
+        db.execute("DELETE FROM cleanings WHERE partition_id = ? AND number < ?", (partition_id, settled[-1]))
+    return cleaning
+
+
+def _is_worth_keeping(visits: Sequence[_Visit], visit: _Visit, config: TopicConfig) -> bool:
+    if not visits:
+        return True
+    last = visits[-1]
+    if (last.reached, last.cleaned) == (visit.reached, visit.cleaned):
+        return False
+    shortest = min(config.min_compaction_lag_ms or config.tombstone_retention_ms, config.tombstone_retention_ms)
+    return _age_ms(last.at, visit.at) * _PARTS >= shortest
+
+
+def _visits_of(db: sqlite3.Connection, partition_id: int) -> list[_Visit]:
+    rows = db.execute(
+        "SELECT number, reached, cleaned, boot_id, boot_ms, wall_ms FROM cleanings WHERE partition_id = ?"
+        " ORDER BY number",
+        (partition_id,),
+    )
+    return [
+        _Visit(number, reached, cleaned, BootMoment(BootTime(*boot), wall))
+        for number, reached, cleaned, *boot, wall in rows
+    ]
+
+
+def _age_ms(then: BootMoment, now: BootMoment) -> int:
+    """Return how old a visit is; a wall clock that went back makes it young, so that records stay for longer."""
+    return elapsed_ms(then, now) or 0

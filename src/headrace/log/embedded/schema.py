@@ -1,4 +1,4 @@
-"""The tables of the embedded log, in one file.
+"""The tables of the embedded log, in one file, and the rows of its topics and partitions.
 
 A record's `place` is its partition's id and its offset in one integer, so that a partition is one range of the
 table's own B-tree: appends go to its end and reads are scans.
@@ -6,9 +6,15 @@ table's own B-tree: appends go to its end and reads are scans.
 
 from __future__ import annotations
 
+import sqlite3
+
+import msgspec
+
+from headrace.errors import UnknownPartition, UnknownTopic
+from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.sqlite import SCHEMA as LEASES
 
-__all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "UPGRADES", "offset_of", "place_of"]
+__all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "UPGRADES", "load_topic", "offset_of", "partition_row", "place_of"]
 
 FORMAT = 3
 OFFSET_BITS = 40
@@ -73,3 +79,24 @@ def place_of(partition_id: int, offset: int) -> int:
 def offset_of(place: int) -> int:
     """Return the offset that a place stands for."""
     return place & MAX_OFFSET
+
+
+def load_topic(db: sqlite3.Connection, name: str) -> Topic:
+    """Read a topic. Raises UnknownTopic."""
+    row = db.execute("SELECT topic_id, partitions, config FROM topics WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise UnknownTopic(name)
+    topic_id, partitions, config = row
+    return Topic(
+        name=name, topic_id=topic_id, partitions=partitions, config=msgspec.json.decode(config, type=TopicConfig)
+    )
+
+
+def partition_row(db: sqlite3.Connection, at: TopicPartition) -> tuple[int, int, int]:
+    """Return id, start and next offset of a partition. Raises UnknownTopic, UnknownPartition."""
+    row: tuple[int, int, int] | None = db.execute(
+        "SELECT id, start_offset, next_offset FROM partitions WHERE topic = ? AND partition = ?", at
+    ).fetchone()
+    if row is None:
+        raise UnknownPartition(at.topic, at.partition, load_topic(db, at.topic).partitions)
+    return row

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
 from headrace.log import checks
-from headrace.log.embedded.append import LogWork, RecordWriter, savepoint
-from headrace.log.embedded.catalog import PartitionTail
+from headrace.log.embedded.append import LogWork, PartitionTail, RecordWriter, savepoint
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
-from headrace.log.serial_calls import SerialCalls
+from headrace.log.transactions import SerialCalls
 from headrace.model import NewRecord, Position, SoundRecords, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit

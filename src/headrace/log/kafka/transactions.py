@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import (
     BadArgument,
@@ -22,7 +22,6 @@ from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, ConnectionBreak
 from headrace.log.kafka.deliveries import Placed
 from headrace.log.kafka.faults import FATAL_RAISED, FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.groups import KafkaMember
-from headrace.log.kafka.init_transactions import init_until
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.open_transaction import (
     Attempt,
@@ -38,7 +37,7 @@ from headrace.log.kafka.open_transaction import (
 from headrace.log.kafka.read import RecentEnds
 from headrace.log.metrics import APPENDED
 from headrace.log.ports import Member
-from headrace.log.serial_calls import SerialCalls
+from headrace.log.transactions import SerialCalls
 from headrace.model import NewRecord, Position, TopicPartition
 
 __all__ = ["KafkaTransactional", "take_id"]
@@ -100,7 +99,7 @@ class KafkaTransactional:
     async def take(self) -> None:
         """Fence the earlier owners."""
         try:
-            await self._threads.run(init_until, self._producer, time.monotonic() + self._cluster.request_timeout_s)
+            await self._threads.run(_init_until, self._producer, time.monotonic() + self._cluster.request_timeout_s)
         except FATAL_RAISED as failure:
             error = error_in(failure)
             if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
@@ -347,3 +346,36 @@ class KafkaTransactional:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+_FIRST_SLICE_S = 0.05
+_SLICE_FACTOR = 1.5
+_LONGEST_SLICE_S = 1.0
+
+
+def _slices_s() -> Iterator[float]:
+    """Yield how long each call may take: short at first, longer for brokers that are slow."""
+    slice_s = _FIRST_SLICE_S
+    while True:
+        yield slice_s
+        slice_s = min(slice_s * _SLICE_FACTOR, _LONGEST_SLICE_S)
+
+
+def _init_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
+    """Take the producer's id. Raises KafkaException when that is refused, or the deadline passes.
+
+    It blocks, and is run in the producer's thread. librdkafka waits 500 ms before it asks again, whatever stood in the
+    way: the coordinator was not known yet, or the last owner's transaction had to be aborted first, which takes a few
+    milliseconds. A call of `init_transactions` that timed out goes on in the background, and calling it again makes the
+    client ask at once, unless a request is on its way. So short calls of one and the same producer take the id about as
+    fast as the brokers can give it. A second producer would not do: what the first one still has on its way could fence
+    it.
+    """
+    for slice_s in _slices_s():
+        left_s = deadline - time.monotonic()
+        try:
+            producer.init_transactions(max(0.001, min(slice_s, left_s)))
+            return
+        except KafkaException as failure:
+            if not error_in(failure).retriable() or time.monotonic() >= deadline:
+                raise

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.pipeline.audits.bases import judge
 from headrace.pipeline.audits.findings import Finding
-from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place
+from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place, judge
 from headrace.pipeline.audits.tag_judge import TagVerdict
 from headrace.pipeline.audits.windows import AuditWindow, KeyWindow
 from headrace.protocol import Append, Entry, fold_key

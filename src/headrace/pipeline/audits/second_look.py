@@ -2,6 +2,11 @@
 
 The records of the suspects were read by Spark up to the log's end of then; what was written since is read here. So a
 journal is judged with a replicated offset, a head and rows of the same moment, even while replication is at work.
+
+Repair writes again what the log says, and removes what it does not know. Everything is written at its own place, as
+replication writes it. That wins over rows written by hand, which carry the time of a wall clock, and loses to later
+records of the log. Rows without a place are removed at a place below every record. This can't undo writes by hand that
+carry a place as write time; the audit reports them as not repaired.
 """
 
 from __future__ import annotations
@@ -15,11 +20,17 @@ import msgspec
 
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline.audits.findings import Finding
-from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE, JournalRows, KeyCase, suspect_cases_of
-from headrace.pipeline.audits.journal_work import JournalWork, by_partition
+from headrace.pipeline.audits.findings import Finding, FindingKind
+from headrace.pipeline.audits.journal_work import (
+    EVENTS_AT_ONCE,
+    JournalRows,
+    JournalWork,
+    KeyCase,
+    by_partition,
+    suspect_cases_of,
+)
 from headrace.pipeline.audits.journals import KeyLook, look_at_keys
-from headrace.pipeline.audits.repair import repair_journal
+from headrace.pipeline.audits.judge import BY_HAND, Judgement, Stored, expected_rows
 from headrace.pipeline.audits.tag_views import TagLooks, open_tag_looks
 from headrace.pipeline.audits.windows import (
     AuditWindow,
@@ -31,9 +42,9 @@ from headrace.pipeline.audits.windows import (
 )
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.protocol import Entry
-from headrace.store import Place, Store, TagRow
+from headrace.store import EventRow, JournalMeta, Place, RowDeletion, Store, TagRow
 
-__all__ = ["AuditTask", "SecondLook"]
+__all__ = ["AuditTask", "SecondLook", "repair_journal"]
 
 _LOOKS = 4
 _LOOK_AGAIN_S = 0.25
@@ -211,3 +222,52 @@ class SecondLook(JournalWork):
             )
             self.outcomes.found(await task.findings(log, store))
             self.outcomes.count(at, busy=task.busy)
+
+
+_OF_META = (FindingKind.META_MISSING, FindingKind.META_CHANGED)
+
+
+async def repair_journal(store: Store, window: AuditWindow, id_: str, stored: Stored, verdict: Judgement) -> None:
+    """Repair a journal, in the order in which replication writes: rows, the head, removals."""
+    topic = window.at.topic
+    wrong = {(finding.seq_nr, finding.offset) for finding in verdict.findings if finding.seq_nr is not None}
+    rows = [row for row in expected_rows(verdict.fold) if (row.seq_nr, row.offset) in wrong]
+    if rows:
+        await store.writer.write_rows(topic, id_, rows)
+        await store.writer.write_gaps(topic, id_, [gap for piece in verdict.fold.pieces for gap in piece.gaps])
+    kinds = {finding.kind for finding in verdict.findings}
+    if kinds & set(_OF_META) and verdict.fold.meta is not None and not verdict.is_guess:
+        await store.writer.write_meta(verdict.fold.meta)
+    elif FindingKind.META_ADDED in kinds and not verdict.is_guess:
+        await store.writer.write_meta(_purge_marker(window, id_, stored))
+    if FindingKind.ROW_ADDED in kinds:
+        await _remove_added(store, topic, id_, stored, verdict)
+
+
+def _purge_marker(window: AuditWindow, id_: str, stored: Stored) -> JournalMeta:
+    """Return a purge marker below every record, to replace a head that no record made. It expires automatically."""
+    size = stored.meta.segment_size if stored.meta is not None else 1
+    return JournalMeta(
+        topic=window.at.topic,
+        id=id_,
+        generation=BY_HAND.generation,
+        partition=window.at.partition,
+        offset=BY_HAND.offset,
+        seq_nr=0,
+        segment_size=max(1, size or 1),
+        is_purged=True,
+        purged_at=BY_HAND,
+    )
+
+
+async def _remove_added(store: Store, topic: str, id_: str, stored: Stored, verdict: Judgement) -> None:
+    """Remove rows that were added by hand, and again those that the journal's deletes and purges had removed."""
+    added = {f.seq_nr for f in verdict.findings if f.kind is FindingKind.ROW_ADDED}
+    rows: list[EventRow] = [*stored.within, *stored.wrong_before, *stored.ahead]
+    segments = sorted({row.segment for row in rows if row.seq_nr in added})
+    await store.writer.delete_rows(topic, id_, [RowDeletion(segment, None) for segment in segments], at=BY_HAND)
+    for piece in verdict.fold.pieces:
+        for deletion, place in piece.deletions:
+            await store.writer.delete_rows(topic, id_, [deletion], at=place)
+        if piece.purged_at is not None:
+            await store.writer.delete_snapshots(topic, id_, at=piece.purged_at)

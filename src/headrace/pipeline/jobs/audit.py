@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headrace.model import TopicPartition
-from headrace.pipeline.audits.findings import FINDING_COLUMNS, Finding
-from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE
-from headrace.pipeline.audits.journal_work import FirstLook, JournalWork
+from headrace.pipeline.audits.findings import (
+    COUNTED,
+    FAILED,
+    FINDING_COLUMNS,
+    OUTCOME_COLUMNS,
+    SUSPECT,
+    Finding,
+    Tally,
+    tally_of,
+)
+from headrace.pipeline.audits.journal_work import EVENTS_AT_ONCE, FirstLook, JournalWork
 from headrace.pipeline.audits.judge import pointer_findings
-from headrace.pipeline.audits.outcomes import COUNTED, FAILED, OUTCOME_COLUMNS, SUSPECT, Tally, tally_of
 from headrace.pipeline.audits.second_look import SecondLook
 from headrace.pipeline.audits.tag_views import ViewScan, view_scan_of
 from headrace.pipeline.audits.windows import TopicWindow, first_time_ms

@@ -17,12 +17,10 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline.audits.findings import FindingKind
-from headrace.pipeline.audits.journal_groups import JournalRows, KeyCase, cases_of
-from headrace.pipeline.audits.journal_work import JournalWork, by_partition
+from headrace.pipeline.audits.findings import OUTCOME_COLUMNS, FindingKind, Tally, tally_of
+from headrace.pipeline.audits.journal_work import JournalRows, JournalWork, KeyCase, by_partition, cases_of
 from headrace.pipeline.audits.journals import look_at_key
 from headrace.pipeline.audits.judge import Judgement, expected_rows
-from headrace.pipeline.audits.outcomes import OUTCOME_COLUMNS, Tally, tally_of
 from headrace.pipeline.audits.windows import AuditWindow, TopicWindow, WindowStretch
 from headrace.pipeline.jobs.job_reports import BackfilledPartition, windows_now
 from headrace.pipeline.logs.plan import Selection

@@ -20,14 +20,17 @@ from headrace.engine import (
     difference_of,
 )
 from headrace.errors import HeadraceError, Refused
-from headrace.pipeline.jobs.aggregate_tasks import AggregateTask, SuspectChecks, report_batch_of, reports_of_tasks
-from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.tables.aggregate_rows import (
+from headrace.pipeline.jobs.aggregates import (
     AggregateRows,
+    AggregateTask,
     EngineReference,
+    SuspectChecks,
     aggregates_in,
     prepare,
+    report_batch_of,
+    reports_of_tasks,
 )
+from headrace.pipeline.spark.endpoints import Endpoints
 
 if TYPE_CHECKING:
     import pyarrow as pa

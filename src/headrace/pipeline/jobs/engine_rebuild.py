@@ -30,11 +30,7 @@ from headrace.engine import (
 )
 from headrace.errors import HeadraceError, RebuildRefused
 from headrace.model import NewRecord
-from headrace.pipeline.jobs.engine_audit import folded
-from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
-from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import log_of, one_line, run, store_of
-from headrace.pipeline.tables.aggregate_rows import (
+from headrace.pipeline.jobs.aggregates import (
     AggregateRows,
     EngineReference,
     aggregate_frame,
@@ -42,6 +38,10 @@ from headrace.pipeline.tables.aggregate_rows import (
     in_order,
     opened_values,
 )
+from headrace.pipeline.jobs.engine_audit import folded
+from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

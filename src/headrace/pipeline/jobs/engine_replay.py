@@ -18,15 +18,18 @@ from headrace.engine import (
     appends_in,
     state_difference,
 )
-from headrace.pipeline.jobs.aggregate_tasks import AggregateTask, SuspectChecks, report_batch_of, reports_of_tasks
-from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import run
-from headrace.pipeline.tables.aggregate_rows import (
+from headrace.pipeline.jobs.aggregates import (
     AggregateRows,
+    AggregateTask,
     EngineReference,
+    SuspectChecks,
     aggregates_in,
     prepare,
+    report_batch_of,
+    reports_of_tasks,
 )
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import run
 
 if TYPE_CHECKING:
     import pyarrow as pa

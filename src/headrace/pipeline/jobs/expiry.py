@@ -159,8 +159,7 @@ def purge_expired(
     The purges take effect like any other record of the log: at once for readers, and in the store when they are
     replicated. Raises OperationFailed; some purges may have been written then, and running the job again is safe.
     """
-    from headrace.pipeline.jobs.job_sources import PurgeExpiredJob
-    from headrace.pipeline.jobs.partition_jobs import job_frame
+    from headrace.pipeline.jobs.partition_jobs import PurgeExpiredJob, job_frame
 
     now = now or datetime.now(UTC)
     partitions = partitions_ever(endpoints, selection or Selection())

@@ -1,6 +1,7 @@
 """Jobs with one task for each partition of a topic: a Spark data source whose tasks work and report in rows.
 
-A task never fails. An error is in the last row of its partition, so that the tasks of other partitions can finish.
+A task never fails. An error is in the last row of its partition, so that the tasks of other partitions can finish. The
+work of a job is in the job's own module.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from headrace.model import TopicPartition
-from headrace.pipeline.spark.connectors import refuse_speculation
+from headrace.pipeline.jobs.expiry import purge_partition
+from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import refuse_speculation, register
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Arguments", "PartitionJob", "Work", "job_frame"]
+__all__ = ["Arguments", "PartitionJob", "PurgeExpiredJob", "Work", "job_frame"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 Work: TypeAlias = Callable[[Endpoints, TopicPartition, Arguments], "Iterator[pa.RecordBatch]"]
@@ -82,3 +84,20 @@ def job_frame(
         "arguments": json.dumps(dict(arguments)),
     }
     return spark.read.format(job.name()).options(**options).load()
+
+
+class PurgeExpiredJob(PartitionJob):
+    """Purges the expired journals."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headrace_purge_expired"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return REPORT_COLUMNS
+
+    def work(self) -> Work:
+        """Return the function that a task runs."""
+        return purge_partition

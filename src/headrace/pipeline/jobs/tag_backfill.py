@@ -19,9 +19,9 @@ from headrace.errors import BadArgument, OperationFailed
 from headrace.journal import Layout
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
-from headrace.pipeline.audits.journal_groups import JournalRows, chunks, journals_of
-from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact
-from headrace.pipeline.audits.outcomes import OUTCOME_COLUMNS, Outcomes, tally_of
+from headrace.pipeline.audits.findings import OUTCOME_COLUMNS, Outcomes, tally_of
+from headrace.pipeline.audits.journal_work import JournalRows, chunks, journals_of
+from headrace.pipeline.audits.shuffle import FactsOfTopic, LogFact
 from headrace.pipeline.audits.tag_views import scan_of_buckets
 from headrace.pipeline.audits.windows import TopicWindow
 from headrace.pipeline.replication.replication import Replication

@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 from headrace.pipeline.logs.offsets import Offsets, assigned, encode_offsets
 from headrace.pipeline.logs.records import LOG_COLUMNS
-from headrace.pipeline.spark.connectors import provide_kafka
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.kafka_properties import java_properties
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import provide_kafka, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

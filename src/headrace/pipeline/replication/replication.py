@@ -27,9 +27,8 @@ from headrace.observe import get_logger
 from headrace.pipeline.logs.frames import log_stream
 from headrace.pipeline.logs.offsets import Offsets
 from headrace.pipeline.logs.plan import Plan, Selection, plan_of
-from headrace.pipeline.replication.finishing import finish_batch
 from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, read_outcomes
-from headrace.pipeline.replication.progress import ProgressReports
+from headrace.pipeline.replication.progress import ProgressReports, finish_batch
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
     RESTARTS,
@@ -39,10 +38,9 @@ from headrace.pipeline.replication.reports import (
     count,
     count_outcomes,
 )
-from headrace.pipeline.spark.connectors import refuse_connect, refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
-from headrace.pipeline.spark.session import register
+from headrace.pipeline.spark.session import refuse_connect, refuse_speculation, register
 from headrace.runtime import Backoff
 from headrace.store import ReplicatedOffset
 

@@ -19,8 +19,7 @@ from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Selection, look_at_partition, topics_of
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, side_by_side, store_of
-from headrace.pipeline.tables.predicates import EVERYTHING, Predicates, predicates_of
-from headrace.pipeline.tables.scans import predicates_of_all_scans
+from headrace.pipeline.tables.scans import EVERYTHING, Predicates, predicates_of, predicates_of_all_scans
 from headrace.store import Store
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ from headrace.journal import wait_until_replicated
 from headrace.log import wait_for_token
 from headrace.model import ConsistencyToken
 from headrace.pipeline.logs.plan import Selection
-from headrace.pipeline.spark.connectors import is_connect, provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
+from headrace.pipeline.spark.session import is_connect, provide_avro
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
 from headrace.pipeline.tables.state_frames import state_frame
-from headrace.pipeline.topics.avro_read import decoded
-from headrace.pipeline.topics.avro_schemas import reading_of_topic
+from headrace.pipeline.topics.avro_read import decoded, reading_of_topic
 from headrace.pipeline.topics.frames import compact, place, topic_frame
 from headrace.serde import BlockingRegistry, Part
 

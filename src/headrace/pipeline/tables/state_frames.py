@@ -16,8 +16,7 @@ from headrace.errors import BadArgument, NotReadable
 from headrace.model import TopicConfig
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
-from headrace.pipeline.topics.avro_read import decoded
-from headrace.pipeline.topics.avro_schemas import reading_of_topic
+from headrace.pipeline.topics.avro_read import decoded, reading_of_topic
 from headrace.pipeline.topics.frames import compact, place, topic_frame, typed
 from headrace.serde import BlockingRegistry
 from headrace.state import RESERVED_PREFIX, OrderedKeys, StateSpec, decode_parts

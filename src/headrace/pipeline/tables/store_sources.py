@@ -24,8 +24,7 @@ from headrace.pipeline.spark.process import (
     store_of,
 )
 from headrace.pipeline.tables.parts import JournalPart, SelectedReader
-from headrace.pipeline.tables.predicates import Predicates
-from headrace.pipeline.tables.scans import Counts
+from headrace.pipeline.tables.scans import Counts, Predicates
 from headrace.store import JournalMeta, Store, StoreReader
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from headrace.errors import IntegrityBroken, OffsetOutOfRange, ReadAgain, Record
 from headrace.journal import Layout, fold
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
-from headrace.pipeline.tables.predicates import Predicates
-from headrace.pipeline.tables.scans import Counts
+from headrace.pipeline.tables.scans import Counts, Predicates
 from headrace.protocol import BOUNDARY_KEY, Append, Entry, Mark, decode_append, entry_of, exists, rows_of
 from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.errors import BadArgument, UnknownSubject
-from headrace.pipeline.spark.connectors import provide_avro
+from headrace.pipeline.spark.session import provide_avro
 from headrace.pipeline.topics.avro_read import unframed
 from headrace.serde import (
     NO_DEFAULT,

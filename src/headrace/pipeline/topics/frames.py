@@ -12,11 +12,10 @@ from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
 from headrace.pipeline.logs.frames import log_table
 from headrace.pipeline.logs.records import LOG_SCHEMA
-from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, side_by_side
-from headrace.pipeline.topics.avro_read import decoded, unframed
-from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topic, spark_limit
+from headrace.pipeline.spark.session import provide_avro
+from headrace.pipeline.topics.avro_read import SchemaReading, decoded, reading_of_topic, spark_limit, unframed
 from headrace.serde import BlockingRegistry, KeyCodec, Part, Schema, schema_of, subject_of
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
+from headrace.store.cassandra.requests import RequestShare, one_ahead, shared
 from headrace.store.cassandra.session import Row, Session, each_of
-from headrace.store.cassandra.sharing import RequestShare, shared
 from headrace.store.limits import check_paging, check_share
-from headrace.store.paging import one_ahead
 from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, meta_segment, segment_of
 
 __all__ = ["QUERIES", "SEGMENT_QUERIES", "CassandraReader", "Segments"]

@@ -26,8 +26,8 @@ from cassandra.query import tuple_factory
 from headrace.config import CassandraStoreSettings
 from headrace.errors import BadArgument, Closed
 from headrace.store.cassandra.address import ClusterAddress
-from headrace.store.cassandra.binding import Binding
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_late
+from headrace.store.cassandra.requests import Binding
 from headrace.store.cassandra.retries import NEVER_AGAIN, with_retries
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from cassandra.query import UNSET_VALUE
 
-from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import split_payload
+from headrace.store.cassandra.requests import one_ahead, unlogged
 from headrace.store.cassandra.schema import locked
 from headrace.store.cassandra.session import Row, Session
 from headrace.store.cassandra.writer import ABOVE_CLOCKS, all_of, cut_groups
 from headrace.store.limits import check_paging
 from headrace.store.metrics import TAG_ROWS_WRITTEN
-from headrace.store.paging import one_ahead
 from headrace.store.rows import (
     EPOCH_TAG,
     FIRST_TAG_TIME,

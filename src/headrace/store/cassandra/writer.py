@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.config import CassandraStoreSettings
 from headrace.errors import Forbidden, TimedOut, Unreachable
-from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import (
     EVENT,
     META,
@@ -21,8 +20,8 @@ from headrace.store.cassandra.columns import (
     pointer_values,
 )
 from headrace.store.cassandra.reader import Segments
+from headrace.store.cassandra.requests import RequestShare, shared, unlogged
 from headrace.store.cassandra.session import Session, each_of
-from headrace.store.cassandra.sharing import RequestShare, shared
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import (

@@ -14,13 +14,12 @@ from headrace.model import TopicPartition
 from headrace.runtime import Clock
 from headrace.sqlite import Readers
 from headrace.store.embedded.columns import EVENT, HEAD, REPLICATED, Values, event_of, head_of, replicated_of
-from headrace.store.embedded.journals import number_of
 from headrace.store.embedded.schema import MAX_SEQ_NR
 from headrace.store.limits import check_paging, check_share
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
 from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, segment_of
 
-__all__ = ["Access", "EmbeddedReader"]
+__all__ = ["Access", "EmbeddedReader", "number_of"]
 
 T = TypeVar("T")
 
@@ -160,6 +159,12 @@ class EmbeddedReader:
         for first in range(share.number * _BLOCK, last + 1, share.of * _BLOCK):
             asked = (topic, self._clock.now_ms(), first, first + _BLOCK - 1, partition)
             yield await self._access.ask("read metas", partial(_heads, query=_HEADS_OF_BLOCK, asked=asked))
+
+
+def number_of(db: sqlite3.Connection, topic: str, id_: str) -> int | None:
+    """Return a journal's number, if it has one."""
+    row = db.execute("SELECT number FROM journals WHERE topic = ? AND id = ?", (topic, id_)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]) -> list[EventRow]:

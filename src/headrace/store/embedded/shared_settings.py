@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Mapping
 
 from headrace.sqlite import GroupCommit
-from headrace.store.embedded.commits import StoreCall, StoreWork
 from headrace.store.embedded.reader import Access
+from headrace.store.embedded.writer import StoreCall, StoreWork
 
 __all__ = ["EmbeddedSettings"]
 

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit
 from headrace.store.embedded.columns import SNAPSHOT, snapshot_of, snapshot_values, upsert
-from headrace.store.embedded.commits import StoreCall, StoreWork
-from headrace.store.embedded.journals import Journals, number_of
-from headrace.store.embedded.reader import Access
+from headrace.store.embedded.reader import Access, number_of
 from headrace.store.embedded.schema import ALL_SLOTS, written
+from headrace.store.embedded.writer import PUT_SNAPSHOT_DELETION, Journals, StoreCall, StoreWork
 from headrace.store.rows import Place, SnapshotRow
 
-__all__ = ["EmbeddedSnapshots", "drop_all"]
+__all__ = ["EmbeddedSnapshots"]
 
 _PUT = upsert("snapshots", ("journal", "slot"), ("journal", *SNAPSHOT))
-_PUT_DELETION = upsert("snapshot_deletions", ("journal", "slot"), ("journal", "slot", "written", "made_ms"))
 _IS_GONE = "SELECT 1 FROM snapshot_deletions WHERE journal = ? AND slot IN (?, ?) AND written >= ?"
 _ALL_OF = f"SELECT {', '.join(SNAPSHOT)} FROM snapshots WHERE journal = ? ORDER BY slot"  # noqa: S608
 
@@ -44,17 +42,10 @@ class EmbeddedSnapshots:
         await self._commits.submit(StoreCall(lambda db, journals: _drop(db, journals, topic, id_, slot, at, now_ms)))
 
 
-def drop_all(db: sqlite3.Connection, journals: Journals, topic: str, id_: str, at: Place, now_ms: int) -> None:
-    """Remove every snapshot at or below the place, also those that are saved later."""
-    number = journals.find(db, topic, id_).number
-    db.execute("DELETE FROM snapshots WHERE journal = ? AND written <= ?", (number, written(at)))
-    db.execute(_PUT_DELETION, (number, ALL_SLOTS, written(at), now_ms))
-
-
 def _drop(db: sqlite3.Connection, journals: Journals, topic: str, id_: str, slot: int, at: Place, now_ms: int) -> None:
     number = journals.find(db, topic, id_).number
     db.execute("DELETE FROM snapshots WHERE journal = ? AND slot = ? AND written <= ?", (number, slot, written(at)))
-    db.execute(_PUT_DELETION, (number, slot, written(at), now_ms))
+    db.execute(PUT_SNAPSHOT_DELETION, (number, slot, written(at), now_ms))
 
 
 def _save(db: sqlite3.Connection, journals: Journals, topic: str, id_: str, row: SnapshotRow) -> None:

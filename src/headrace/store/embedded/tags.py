@@ -15,9 +15,9 @@ import msgspec
 
 from headrace.sqlite import GroupCommit
 from headrace.store.embedded.columns import Values, upsert
-from headrace.store.embedded.commits import StoreCall, StoreWork
 from headrace.store.embedded.reader import Access
 from headrace.store.embedded.schema import BY_HAND, written
+from headrace.store.embedded.writer import StoreCall, StoreWork
 from headrace.store.limits import check_paging
 from headrace.store.metrics import PAGES, TAG_ROWS_WRITTEN
 from headrace.store.rows import (

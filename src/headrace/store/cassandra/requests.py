@@ -1,19 +1,29 @@
-"""Prepared queries with their values encoded for the wire.
+"""Requests to Cassandra: queries with encoded values, partitions that share a request, and pages read one ahead.
 
 The driver's own `bind` builds a description of every column for every value, and raises two exceptions to find out that
 a time is in milliseconds: 20 µs a row, half of the work of replication. Here the driver's types still encode, but are
 called directly (4 µs).
+
+A journal is a partition of its own, and most journals have one or two new rows in a batch. With a request for each,
+requests are nearly all that such a batch costs, for us and for the server. Partitions that have all their replicas on
+the same nodes therefore share a request: any of these nodes can coordinate it, and holds all of its rows. Partitions
+elsewhere would burden the coordinator.
+
+A server warns of an unlogged batch of more than 10 partitions or 5 KiB, and refuses one of 50 KiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from cassandra.cqltypes import DateType, LongType, TimestampType
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement
 
-__all__ = ["Binding", "unlogged"]
+__all__ = ["SHARED_PARTITIONS", "Binding", "RequestShare", "one_ahead", "shared", "unlogged"]
+
+T = TypeVar("T")
 
 Encode: TypeAlias = Callable[[Any, int], bytes]
 
@@ -80,3 +90,48 @@ def _encoder(kind: Any) -> Encode:  # noqa: ANN401
     chosen = LongType if kind in _TIMES else kind
     encode: Encode = chosen.serialize
     return encode
+
+
+SHARED_PARTITIONS = 10
+
+
+class RequestShare(NamedTuple, Generic[T]):
+    """What is asked of one partition: the nodes that hold it (None if it can't share a request), and its size."""
+
+    nodes: Hashable | None
+    size: int
+    item: T
+
+
+def shared(shares: Iterable[RequestShare[T]], *, most: int) -> Iterator[list[T]]:
+    """Yield what goes together, each as soon as it is full: up to `most` in size, and ten partitions."""
+    waiting: dict[Hashable, tuple[int, list[T]]] = {}
+    for nodes, size, item in shares:
+        if nodes is None or size > most:
+            yield [item]
+            continue
+        taken, held = waiting.pop(nodes, (0, []))
+        if taken + size > most or len(held) == SHARED_PARTITIONS:
+            yield held
+            taken, held = 0, []
+        held.append(item)
+        waiting[nodes] = (taken + size, held)
+    for _, held in waiting.values():
+        yield held
+
+
+async def one_ahead(pages: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+    """Yield the pages; while the caller handles one, the next one is fetched, and no more than that."""
+    upcoming = _next_page(pages)
+    try:
+        while (page := await upcoming) is not None:
+            upcoming = _next_page(pages)
+            yield page
+    finally:
+        upcoming.cancel()
+        await asyncio.gather(upcoming, return_exceptions=True)
+        await pages.aclose()
+
+
+def _next_page(pages: AsyncGenerator[T, None]) -> asyncio.Future[T | None]:
+    return asyncio.ensure_future(anext(pages, None))

@@ -1,23 +1,100 @@
-"""Facts of a log that its records alone don't tell: what the records before a record decide about it. Pure.
+"""The rows that a job about journals shuffles: records, heads, rows of views by tag, suspects, facts of the log. Pure.
 
-A record's log time is the highest timestamp so far; Marks begin generations and change the segment size. The log is
-read in stretches, by many tasks, so each stretch yields facts about itself. They go to every task that looks at
-journals, and together they give each record what one reader of the whole partition would have given it.
+All rows of a journal have its topic and key. Facts have an empty key, so that they come before the journals of their
+topic; no journal has an empty id.
+
+Facts of a log are what its records alone don't tell: what the records before a record decide about it. A record's log
+time is the highest timestamp so far; Marks begin generations and change the segment size. The log is read in stretches,
+by many tasks, so each stretch yields facts about itself. They go to every task that looks at journals, and together
+they give each record what one reader of the whole partition would have given it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
+import pyarrow as pa
 
 from headrace.model import Record
 from headrace.pipeline.audits.windows import RunningState, TopicWindow, WindowStretch
+from headrace.pipeline.logs.records import LOG_COLUMNS
 from headrace.protocol import Entry, Mark, entry_of
 from headrace.store import DEFAULT_SEGMENT_SIZE
 
-__all__ = ["FactsOfTopic", "LogFact", "MarkFact", "PartitionFacts", "StretchFact", "decode_fact", "encode_fact"]
+__all__ = [
+    "ROW_COLUMNS",
+    "ROW_ORDER",
+    "ROW_SCHEMA",
+    "FactsOfTopic",
+    "LogFact",
+    "MarkFact",
+    "PartitionFacts",
+    "RowKind",
+    "StretchFact",
+    "batch_of_values",
+    "decode_fact",
+    "encode_fact",
+]
+
+ROW_SCHEMA = (
+    "topic string, partition int, offset bigint, timestamp_ms bigint, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>, kind int, task int, stretch bigint, log_time_ms bigint"
+)
+ROW_COLUMNS = (*LOG_COLUMNS, "kind", "task", "stretch", "log_time_ms")
+# The order within a task: journal by journal, and what is known of a journal before its records.
+ROW_ORDER = ("topic", "key", "kind", "partition", "offset")
+
+_ARROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("kind", pa.int32()),
+        ("task", pa.int32()),
+        ("stretch", pa.int64()),
+        ("log_time_ms", pa.int64()),
+    ]
+)
+
+
+class RowKind(IntEnum):
+    """The kind of a row; kinds sort in the order in which a task needs them."""
+
+    FACT = 0
+    SUSPECT = 1
+    HEAD = 2
+    VIEW_ROW = 3
+    RECORD = 4
+
+
+def batch_of_values(
+    kind: RowKind,
+    topic: str,
+    partition: int,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    *,
+    tasks: Sequence[int] | None = None,
+) -> pa.RecordBatch:
+    """Return rows that are no records, each with a key and an encoded value. `tasks` are where they must go."""
+    count = len(keys)
+    columns = {
+        "topic": pa.array([topic] * count, pa.string()),
+        "partition": pa.array([partition] * count, pa.int32()),
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "kind": pa.array([int(kind)] * count, pa.int32()),
+        "task": pa.nulls(count, pa.int32()) if tasks is None else pa.array(tasks, pa.int32()),
+    }
+    empty = {field.name: pa.nulls(count, field.type) for field in _ARROW}
+    return pa.RecordBatch.from_arrays([{**empty, **columns}[name] for name in ROW_COLUMNS], schema=_ARROW)
 
 
 class StretchFact(msgspec.Struct, frozen=True, tag="stretch"):
