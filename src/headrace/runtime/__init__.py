@@ -17,8 +17,7 @@ from headrace.runtime.plugins import load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.suspects import OWNERS_TRIED, is_suspect, is_tried_alone, suspect_text
-from headrace.runtime.threads import in_thread
-from headrace.runtime.workers import Supervisor, Worker
+from headrace.runtime.workers import Supervisor, Worker, in_thread
 
 __all__ = [
     "CRASH_AT_VARIABLE",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 __all__ = ["rare_collections"]
 
 # Python's own are 700, 10 and 10: with thousands of requests in flight it would look at all of them many times.
-_THRESHOLDS = (20_000, 20, 20)
+_COLLECTION_THRESHOLDS = (20_000, 20, 20)
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def rare_collections() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import resource
 
 __all__ = ["raise_open_files"]
 
-_ENOUGH = 1_048_576
+_OPEN_FILES = 1_048_576
 
 
 def raise_open_files() -> int:
@@ -18,8 +18,8 @@ def raise_open_files() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return _ENOUGH
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+        return _OPEN_FILES
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if wanted > soft:
         with contextlib.suppress(OSError, ValueError):  # a system may refuse what it shows as the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -11,7 +11,7 @@ from headrace.runtime.clock import SYSTEM_CLOCK
 __all__ = ["has_ended", "process_name"]
 
 _PROC = Path("/proc")
-_ENDED = ("Z", "X")  # a zombie runs no more: it waits for its parent to ask for its exit code
+_ENDED_STATES = ("Z", "X")  # a zombie runs no more: it waits for its parent to ask for its exit code
 
 
 def process_name(pid: int | None = None) -> str:
@@ -41,7 +41,7 @@ def _began(pid: int) -> str | None:
     except OSError:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the name before may contain anything
-    return None if state in _ENDED else fields[18]
+    return None if state in _ENDED_STATES else fields[18]
 
 
 @cache
