@@ -5,7 +5,7 @@ first signal asks for an orderly stop and the second ends the process; a crash p
 almost nothing.
 """
 
-from headrace.runtime.backoff import Backoff
+from headrace.runtime.backoff import Backoff, Lookout
 from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
 from headrace.runtime.failures import (
@@ -17,7 +17,6 @@ from headrace.runtime.failures import (
     own_text,
     suspect_text,
 )
-from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
 from headrace.runtime.plugins import load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name, raise_open_files, rare_collections, shutdown_on_signals
