@@ -8,10 +8,9 @@ from pathlib import Path
 
 from headrace.errors import ServiceFailed
 from headrace.services.addresses import check_free
-from headrace.services.launch import Ending, Lifeline, launch_attached, launch_detached, log_tail
 from headrace.services.packages import Cache
 from headrace.services.ports import NodePlan, Service, ServiceLayout
-from headrace.services.processes import ServerProcess
+from headrace.services.processes import Ending, Lifeline, ServerProcess, launch_attached, launch_detached, log_tail
 from headrace.services.watcher import Quiet
 
 __all__ = ["ServerNode"]
