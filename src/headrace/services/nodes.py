@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import ServiceFailed
-from headrace.services.addresses import check_free
+from headrace.services.layouts import check_free
 from headrace.services.packages import Cache
 from headrace.services.ports import NodePlan, Service, ServiceLayout
 from headrace.services.processes import Ending, Lifeline, ServerProcess, launch_attached, launch_detached, log_tail
