@@ -11,8 +11,7 @@ from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.fetch import spark_jars
 from headrace.services.java import find_java
 from headrace.services.layouts import StartOptions
-from headrace.services.logs import follow
-from headrace.services.nodes import ServerNode
+from headrace.services.nodes import ServerNode, follow
 from headrace.services.packages import cache_folder
 from headrace.services.running_service import RunningService, hold, stop_signals
 from headrace.services.starter import start, start_with
