@@ -7,13 +7,12 @@ Does not promise: anything a production deployment needs, such as safety of the 
 
 from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
-from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.fetch import spark_jars
 from headrace.services.java import find_java
 from headrace.services.layouts import StartOptions
 from headrace.services.nodes import ServerNode, follow
 from headrace.services.packages import cache_folder
-from headrace.services.running_service import RunningService, hold, stop_signals
+from headrace.services.running_service import VARIABLES, RunningService, environment_of, hold, stop_signals
 from headrace.services.starter import start, start_with
 from headrace.services.watcher import Quiet, Terminal, Watcher
 
