@@ -121,9 +121,9 @@ def test_given_properties_win(kafka_properties: dict[str, str]) -> None:
 
 @pytest.fixture
 def kafka_properties(tmp_path: Path) -> dict[str, str]:
-    from headrace.services.catalog import service_named
     from headrace.services.kafka import server_properties
     from headrace.services.layouts import StartOptions, lay_out
+    from headrace.services.starter import service_named
 
     layout = lay_out(service_named("kafka"), tmp_path, StartOptions(properties={"num.io.threads": "7"}))
     return server_properties(layout.nodes[0], layout)
