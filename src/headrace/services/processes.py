@@ -21,16 +21,15 @@ from headrace.errors import MissingExtra, ServiceFailed
 from headrace.services import keeper
 from headrace.services.ports import Command, NodePlan
 
-__all__ = ["Ending", "Lifeline", "ServerProcess", "launch_attached", "launch_detached", "log_tail", "user_ids"]
-
 try:
     import psutil
 except ImportError:
     psutil = None  # type: ignore[assignment]
 
+__all__ = ["Ending", "Lifeline", "ServerProcess", "launch_attached", "launch_detached", "log_tail"]
+
 KILL_S = 10.0
 STOP_S = 10.0
-
 TAIL_LINES = 25
 LAUNCH_S = 30.0
 
@@ -140,7 +139,7 @@ def _need_psutil() -> None:
         raise MissingExtra("psutil", "services")
 
 
-def user_ids(user: str | None) -> tuple[int | None, int | None]:
+def _user_ids(user: str | None) -> tuple[int | None, int | None]:
     """Return the ids of the user and its group; nothing without a user."""
     if user is None:
         return None, None
@@ -204,7 +203,7 @@ def log_tail(node: NodePlan, lines: int = TAIL_LINES) -> str:
 
 
 def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subprocess.Popen[str]:
-    uid, gid = user_ids(command.user)
+    uid, gid = _user_ids(command.user)
     plan = {
         "argv": [str(part) for part in command.argv],
         "env": dict(command.env),  # through the environment, because every user can read a command line

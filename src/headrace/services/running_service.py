@@ -1,5 +1,6 @@
-"""A running service: its nodes together or one at a time, waiting for a signal or the end of a node, and the environment
-variables that make a program use it instead of a folder of its own.
+"""A running service: its nodes together or one at a time, and waiting for a signal or the end of a node.
+
+Environment variables make a program use running services instead of its own folder.
 """
 
 from __future__ import annotations
