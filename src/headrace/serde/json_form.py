@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from headrace.serde.encoding import chosen_branch
-from headrace.serde.logical import python_type
+from headrace.serde.primitives import python_type
 from headrace.serde.shapes import (
     ArrayShape,
     EnumShape,

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import NotDecodable
 from headrace.serde.defaults import datum_of_default
-from headrace.serde.logical import python_type
+from headrace.serde.primitives import python_type
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
