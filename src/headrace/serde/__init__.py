@@ -19,8 +19,7 @@ from headrace.serde.compatibility import (
     problems_of_reading,
     source_of,
 )
-from headrace.serde.framed import Decoder, Encoder, Serde
-from headrace.serde.framing import HEADER_BYTES, body_of, frame_header, is_framed, schema_id_of
+from headrace.serde.framing import HEADER_BYTES, Decoder, Encoder, Serde, body_of, frame_header, is_framed, schema_id_of
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro

@@ -7,15 +7,16 @@ zone as local time.
 from __future__ import annotations
 
 import datetime as dt
+import struct
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
+
 from headrace.serde.avro_library import logical_readers, logical_writers
 from headrace.serde.shapes import FixedShape, PrimitiveShape
-import struct
-from collections.abc import Callable
 
-__all__ = ["PYTHON_TYPES", "logical_value", "python_type", "raw_value", "schema_of_primitive", "CHECKS", "UNTOUCHED"]
+__all__ = ["CHECKS", "PYTHON_TYPES", "UNTOUCHED", "logical_value", "python_type", "raw_value", "schema_of_primitive"]
 
 PYTHON_TYPES: dict[str, type] = {
     "null": type(None),
