@@ -24,7 +24,7 @@ from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro
 from headrace.serde.ports import Levels, Registry, Version
-from headrace.serde.registries import check_subject, open_registry
+from headrace.serde.registries import open_registry
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.schemas import Schema, schema_of
 from headrace.serde.shapes import (
@@ -44,6 +44,7 @@ from headrace.serde.shapes import (
 from headrace.serde.subjects import (
     JsonRenderer,
     Part,
+    check_subject,
     latest_version,
     record_subject_of,
     subject_of,
