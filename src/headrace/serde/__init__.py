@@ -20,7 +20,6 @@ from headrace.serde.compatibility import (
     source_of,
 )
 from headrace.serde.framing import HEADER_BYTES, Decoder, Encoder, Serde, body_of, frame_header, is_framed, schema_id_of
-from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro
 from headrace.serde.ports import Levels, Registry, Version
@@ -33,10 +32,12 @@ from headrace.serde.shapes import (
     EnumShape,
     FieldShape,
     FixedShape,
+    GenericRecord,
     MapShape,
     PrimitiveShape,
     RecordShape,
     Shape,
+    Symbol,
     UnionShape,
     branch_name,
     short_name,

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from headrace.serde.avro_library import prepared, writer
 from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
-from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.primitives import CHECKS, UNTOUCHED, python_type
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.shapes import (
@@ -17,10 +16,12 @@ from headrace.serde.shapes import (
     ArrayShape,
     EnumShape,
     FixedShape,
+    GenericRecord,
     MapShape,
     PrimitiveShape,
     RecordShape,
     Shape,
+    Symbol,
     UnionShape,
     branch_name,
     is_optional,
