@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, plain_console
-from headrace.cli.quiet_jvm import quiet_spark_for
 from headrace.cli.schemas import RegistryAddress
+from headrace.cli.spark_sessions import quiet_spark_for
 from headrace.cli.sql_plots import plot_columns, plot_of
 from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
