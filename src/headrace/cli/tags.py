@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.app import Headrace
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
-from headrace.cli.replication_lag import journal_topics, tell_unreplicated
+from headrace.app import Headrace, journal_topics
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, tell_unreplicated, with_headrace
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument, NotGiven
 from headrace.observe import progress_on
