@@ -1,4 +1,4 @@
-"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark; rows as a table, as files or as a plot."""
+"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark; rows as a table, a plot or a file."""
 
 from __future__ import annotations
 
