@@ -55,10 +55,9 @@ def demo(
 async def _run(address: str, store: str | None, suffix: str) -> None:
     from headrace.app import connect
     from headrace.cli.demo.bank_part import show_bank
-    from headrace.cli.demo.journal_part import show_journal
+    from headrace.cli.demo.journal_part import show_journal, show_tags
     from headrace.cli.demo.keyspace_part import show_keyspace
     from headrace.cli.demo.log_part import show_log, show_outbox
-    from headrace.cli.demo.tags_part import show_tags
 
     async with connect(address, store=store) as hr:
         has_store = store is not None or address.startswith("embedded:")
