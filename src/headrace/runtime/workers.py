@@ -16,10 +16,12 @@ from headrace.runtime.clock import SYSTEM_CLOCK, Clock
 __all__ = ["BlockingRun", "MakeCoroutine", "Supervisor", "Worker", "in_thread"]
 
 MakeCoroutine: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+BlockingRun: TypeAlias = Callable[[threading.Event], None]
+
 CRASHES = counter("runtime", "worker_crashes", "Exceptions that ended a worker's run.", ["worker"])
 RESTARTS = counter("runtime", "worker_restarts", "Times a worker was started again after a crash.", ["worker"])
+
 _log = get_logger(__name__)
-BlockingRun: TypeAlias = Callable[[threading.Event], None]
 
 
 class Worker:

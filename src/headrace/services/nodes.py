@@ -19,7 +19,6 @@ __all__ = ["ServerNode", "follow"]
 
 ASK_EVERY_S = 0.1
 HASTY_S = 2.0
-
 FOLLOW_EVERY_S = 0.2
 
 

@@ -139,16 +139,6 @@ def _need_psutil() -> None:
         raise MissingExtra("psutil", "services")
 
 
-def _user_ids(user: str | None) -> tuple[int | None, int | None]:
-    """Return the ids of the user and its group; nothing without a user."""
-    if user is None:
-        return None, None
-    import pwd
-
-    entry = pwd.getpwnam(user)
-    return entry.pw_uid, entry.pw_gid
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a server is ended if its starter dies: asked first, killed after `grace_s`, its folder removed or not."""
@@ -226,6 +216,16 @@ def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subp
             text=True,
             start_new_session=True,
         )
+
+
+def _user_ids(user: str | None) -> tuple[int | None, int | None]:
+    """Return the ids of the user and its group; nothing without a user."""
+    if user is None:
+        return None, None
+    import pwd
+
+    entry = pwd.getpwnam(user)
+    return entry.pw_uid, entry.pw_gid
 
 
 def _note_server(node: NodePlan, process: subprocess.Popen[str]) -> ServerProcess:

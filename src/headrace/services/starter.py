@@ -27,6 +27,13 @@ _SERVICES = {service.name: service for service in _ALL}
 NAMES: tuple[str, ...] = tuple(_SERVICES)
 
 
+def service_named(name: str) -> Service:
+    """Return the service. Raises BadArgument with all known names."""
+    if name not in _SERVICES:
+        raise BadArgument("service", name, f"these can be started: {', '.join(NAMES)}")
+    return _SERVICES[name]
+
+
 def start(
     name: str,
     *,
@@ -97,10 +104,3 @@ def _refuse_running(running: RunningService) -> None:
     if running.pids:
         pids = ", ".join(map(str, running.pids))
         raise ServiceFailed(running.name, f"it runs on {running.folder} already (pid {pids}); stop it first", "")
-
-
-def service_named(name: str) -> Service:
-    """Return the service. Raises BadArgument with all known names."""
-    if name not in _SERVICES:
-        raise BadArgument("service", name, f"these can be started: {', '.join(NAMES)}")
-    return _SERVICES[name]
