@@ -51,7 +51,7 @@ def test_the_demo_goes_on_behind_the_console_until_it_is_interrupted() -> None:
 def test_a_node_of_the_demo_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
     """Its input is the demo's other end: when that is gone, whatever ended the demo, the node stops in order."""
     options = ("--node-id", "n1", "--log", f"embedded:{tmp_path}", "--json")
-    tied = ("-m", "headrace.cli.demo.tied_process", "node", "run", "headrace.cli.demo.keyspace_part:app")
+    tied = ("-m", "headrace.cli.demo.node_processes", "node", "run", "headrace.cli.demo.keyspace_part:app")
     with running(*tied, *options) as node:
         node.wait_for_line(r"^(\{.*\})$", 60)
         node.close_input()

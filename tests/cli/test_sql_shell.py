@@ -16,8 +16,8 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from headrace.cli.quiet_jvm import quiet_jvm
-from headrace.cli.sql_plots import PlotColumns, plot_columns, plot_of
+from headrace.cli.spark_sessions import quiet_jvm
+from headrace.cli.sql import PlotColumns, plot_columns, plot_of
 from headrace.cli.sql_shell import SqlShell, completer_of, statements, typed_lines
 from headrace.errors import BadArgument
 from headrace.pipeline.replication.display import plot

@@ -6,8 +6,7 @@ import tomllib
 
 import pytest
 
-from headrace.config.layers import leaves
-from headrace.config.toml_lines import lines_of
+from headrace.config.layers import leaves, lines_of
 
 TEXT = '''# comment
 title = "a"  # [not.a.table]

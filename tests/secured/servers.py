@@ -17,7 +17,7 @@ from tests.secured.authority import Authority
 
 from headrace.config import HeadraceSettings
 from headrace.services import RunningService, start
-from headrace.services.addresses import free_port
+from headrace.services.layouts import free_port
 
 USER = "app"
 SCRAM = "SCRAM-SHA-256"

@@ -14,8 +14,8 @@ import pyspark
 from tests.secured.deaths import executors_below, until
 from tests.secured.job import QUICK_JAVA
 
-from headrace.services.addresses import free_port
 from headrace.services.java import find_java
+from headrace.services.layouts import free_port
 from headrace.testing.processes import ChildProcess
 
 SPARK_HOME = Path(pyspark.__file__).parent

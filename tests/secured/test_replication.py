@@ -17,7 +17,7 @@ from tests.secured.deaths import is_gone
 from tests.secured.job import append_events, expected, replicate_command, run_job, stored
 from tests.secured.servers import Secured
 
-from headrace.services.addresses import free_port
+from headrace.services.layouts import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.servers, pytest.mark.spark, pytest.mark.timeout(600)]
 

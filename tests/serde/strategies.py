@@ -18,7 +18,7 @@ import typing_extensions
 from hypothesis import strategies as st
 
 from headrace.serde import GenericRecord, Symbol, avro
-from headrace.serde.logical import python_type
+from headrace.serde.primitives import python_type
 from headrace.serde.shapes import (
     ArrayShape,
     EnumShape,

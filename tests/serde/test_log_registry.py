@@ -19,8 +19,8 @@ from headrace.errors import IncompatibleData, OffsetOutOfRange, TimedOut, Unknow
 from headrace.log import Log, open_log
 from headrace.model import NewRecord, Position, Record, TopicPartition
 from headrace.serde import Level, Version
-from headrace.serde.registries.entries import Entries, RegistryContents, entry_of_level, entry_of_version
-from headrace.serde.registries.in_log import LogRegistry
+from headrace.serde.registries.in_log import Entries, LogRegistry, entry_of_level, entry_of_version
+from headrace.serde.registries.memory import RegistryContents
 from headrace.testing.conformance.log_setting import eventually, read_all
 from headrace.testing.conformance.registry_setting import record
 from headrace.testing.processes import running_function

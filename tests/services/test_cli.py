@@ -125,7 +125,7 @@ def test_foreground_servers_end_with_the_command(services: Any, ending: signal.S
 @pytest.mark.servers
 def test_a_given_port_is_used(services: Any) -> None:
     """`--port NAME=PORT` decides the address."""
-    from headrace.services.addresses import free_port
+    from headrace.services.layouts import free_port
 
     port = free_port(["127.0.0.1"], taken=set())
 

@@ -11,8 +11,8 @@ from headrace.cli.main import app
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.services import VARIABLES, RunningService, StartOptions, environment_of
-from headrace.services.catalog import service_named
 from headrace.services.layouts import lay_out
+from headrace.services.starter import service_named
 from headrace.store.cassandra.address import parse
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from headrace.errors import BadArgument, ServiceFailed, UnsupportedPlatform
 from headrace.services import layouts, start
-from headrace.services.addresses import CHOICE
 from headrace.services.java import find_java
 from headrace.services.kafka import cluster_id
+from headrace.services.layouts import PORT_RANGE
 from headrace.services.processes import ServerProcess
 
 
@@ -121,9 +121,9 @@ def test_given_properties_win(kafka_properties: dict[str, str]) -> None:
 
 @pytest.fixture
 def kafka_properties(tmp_path: Path) -> dict[str, str]:
-    from headrace.services.catalog import service_named
     from headrace.services.kafka import server_properties
     from headrace.services.layouts import StartOptions, lay_out
+    from headrace.services.starter import service_named
 
     layout = lay_out(service_named("kafka"), tmp_path, StartOptions(properties={"num.io.threads": "7"}))
     return server_properties(layout.nodes[0], layout)
@@ -222,7 +222,7 @@ def test_chosen_ports_lie_outside_the_range_of_outgoing_connections() -> None:
     """A client that knocks at a port whose server is down must not be given that port for its own end."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
-    assert CHOICE.stop <= low
+    assert PORT_RANGE.stop <= low
 
 
 @pytest.mark.servers

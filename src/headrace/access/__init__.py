@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.access.addresses import host_and_port as host_and_port
-    from headrace.access.addresses import is_loopback as is_loopback
     from headrace.access.permissions import ANONYMOUS as ANONYMOUS
     from headrace.access.permissions import EVERYTHING as EVERYTHING
     from headrace.access.permissions import Caller as Caller
+    from headrace.access.permissions import CallerRates as CallerRates
     from headrace.access.permissions import Grant as Grant
     from headrace.access.permissions import GrantBook as GrantBook
     from headrace.access.permissions import ResourceKind as ResourceKind
+    from headrace.access.permissions import host_and_port as host_and_port
+    from headrace.access.permissions import is_loopback as is_loopback
     from headrace.access.permissions import parse_grant as parse_grant
-    from headrace.access.rates import CallerRates as CallerRates
     from headrace.access.tokens import JsonWebKeys as JsonWebKeys
     from headrace.access.tokens import TokenFacts as TokenFacts
     from headrace.access.tokens import Tokens as Tokens
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "headrace.access.addresses": "host_and_port is_loopback",
-        "headrace.access.permissions": "ANONYMOUS EVERYTHING Caller Grant GrantBook ResourceKind parse_grant",
-        "headrace.access.rates": "CallerRates",
+        "headrace.access.permissions": (
+            "ANONYMOUS EVERYTHING Caller CallerRates Grant GrantBook ResourceKind host_and_port is_loopback parse_grant"
+        ),
         "headrace.access.tokens": "JsonWebKeys TokenFacts Tokens bearer_token",
     },
     extras={"jwt": "gateway"},

@@ -1,18 +1,31 @@
-"""What callers may do: grants by subject and role, read from the settings.
+"""What callers may do, and how often; and whether only callers of this machine reach an address.
 
 A grant is text: operations, then what they are allowed on, as in `read,append topic/orders-*`. Operations and names may
-be `*`; a name may end with `*`. A lone `*` grants everything.
+be `*`; a name may end with `*`. A lone `*` grants everything. Rates are token buckets, one for each caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-from headrace.errors import BadArgument, Forbidden
+from headrace.errors import BadArgument, Forbidden, RateExceeded
 
-__all__ = ["ANONYMOUS", "EVERYTHING", "Caller", "Grant", "GrantBook", "ResourceKind", "parse_grant"]
+__all__ = [
+    "ANONYMOUS",
+    "EVERYTHING",
+    "Caller",
+    "CallerRates",
+    "Grant",
+    "GrantBook",
+    "ResourceKind",
+    "host_and_port",
+    "is_loopback",
+    "parse_grant",
+]
 
 ResourceKind: TypeAlias = Literal["topic", "tag", "schema", "keyspace", "engine", "system"]
 
@@ -21,6 +34,10 @@ _ALL = "*"
 _KINDS = frozenset(get_args(ResourceKind))
 _OPERATIONS = frozenset({"read", "append", "delete", "purge", "register", "configure", "write", "command"})
 _RULE = "a grant is OPERATIONS KIND/NAME, as in 'read,append topic/orders-*', or '*' for everything"
+
+_CALLERS_AT_MOST = 10_000
+
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +129,51 @@ class GrantBook:
     def _is_plain(self, subject: str) -> bool:
         """Return False for a subject that would pass for a role, for everybody or for the anonymous caller."""
         return subject not in (_ALL, ANONYMOUS) and not subject.startswith(("role:", "subject:"))
+
+
+class CallerRates:
+    """A token bucket for each caller. Of more than 10 000 callers, those that were silent longest are forgotten."""
+
+    def __init__(self, per_s: float | None, burst: int, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._burst = float(burst)
+        self._now_s = now_s
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take_if_free(self, caller: str) -> bool:
+        """Count a request; return False, and count nothing, if the caller has used up what it may send."""
+        if self._per_s is None:
+            return True
+        try:
+            CallerRates.take(self, caller)
+        except RateExceeded:
+            return False
+        return True
+
+    def take(self, caller: str) -> None:
+        """Count a request. Raises RateExceeded if the caller has used up what it may send."""
+        if self._per_s is None:
+            return
+        now_s = self._now_s()
+        tokens, at_s = self._buckets.pop(caller, (self._burst, now_s))
+        tokens = min(self._burst, tokens + (now_s - at_s) * self._per_s)
+        is_taken = tokens >= 1
+        self._buckets[caller] = (tokens - 1 if is_taken else tokens, now_s)
+        while len(self._buckets) > _CALLERS_AT_MOST:
+            self._buckets.popitem(last=False)
+        if not is_taken:
+            raise RateExceeded((1 - tokens) / self._per_s)
+
+
+def host_and_port(listen: str, setting: str = "gateway.listen") -> tuple[str, int]:
+    """Return the parts of HOST:PORT or [HOST]:PORT. Raises BadArgument with the name of the setting."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise BadArgument(setting, listen, "it must be HOST:PORT, as in 127.0.0.1:8080")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the host."""
+    return host in _LOOPBACK_HOSTS or host.startswith("127.")

@@ -134,8 +134,7 @@ class Headrace:
         a store the routes of journals and tags are answered with 501. Raises MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
-        from headrace.app.consoles import ConsoleConnection
-        from headrace.app.gateways import ConnectionParts, served_beside
+        from headrace.app.gateways import ConnectionParts, ConsoleConnection, served_beside
         from headrace.gateway import GatewayApp, ServedKeyspace
 
         app = App(*(part for part in parts if not isinstance(part, Engine)))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, command_settings
-from headrace.cli.quiet_jvm import quiet_spark_for
+from headrace.cli.spark_sessions import quiet_spark_for
 from headrace.pipeline import Endpoints, Selection, export_journals
 
 __all__ = ["app"]

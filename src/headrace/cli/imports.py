@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating_settings
-from headrace.cli.quiet_jvm import quiet_spark_for
+from headrace.cli.spark_sessions import quiet_spark_for
 from headrace.errors import BadArgument
 from headrace.pipeline import Endpoints, import_journals
 

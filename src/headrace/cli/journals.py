@@ -24,9 +24,9 @@ from headrace.cli.options import (
     creating_headrace,
     plain_console,
     print_json,
+    tell_unreplicated,
     with_headrace,
 )
-from headrace.cli.replication_lag import tell_unreplicated
 from headrace.errors import BadArgument, NotGiven
 from headrace.journal import UNCHECKED, Expected, Moment, read_terms
 from headrace.model import MAX_SEQ_NR, Event, StoredEvent, WrittenPosition

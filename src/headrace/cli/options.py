@@ -1,11 +1,11 @@
-"""What commands share: the options for log and store, and running a coroutine with a Headrace."""
+"""What commands share: the options for log and store, running a coroutine with a Headrace, and what is printed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
@@ -13,7 +13,8 @@ from rich.console import Console
 
 from headrace.app import Headrace, connect
 from headrace.config import DEFAULTS, HeadraceSettings, Section
-from headrace.errors import NotGiven
+from headrace.errors import NotGiven, UnknownTopic
+from headrace.model import TopicPartition
 
 __all__ = [
     "Address",
@@ -26,6 +27,7 @@ __all__ = [
     "creating_settings",
     "plain_console",
     "print_json",
+    "tell_unreplicated",
     "with_headrace",
 ]
 
@@ -135,3 +137,23 @@ def _run(
 def plain_console() -> Console:
     """Return a console for data: what stands in square brackets or between colons is text, and not markup."""
     return Console(markup=False, emoji=False)
+
+
+async def tell_unreplicated(hr: Headrace, topics: Iterable[str]) -> None:
+    """Print on stderr how many records are not replicated yet, if any."""
+    count = 0
+    for topic in topics:
+        try:
+            described = await hr.log.admin.describe(topic)
+        except UnknownTopic:  # deleted: nothing of it waits
+            continue
+        for partition in range(described.partitions):
+            at = TopicPartition(topic, partition)
+            known, bounds = await hr.store.reader.replicated(at), await hr.log.bounds(at)
+            count += max(0, bounds.end - max(bounds.start, known.offset + 1 if known is not None else 0))
+    if count:
+        typer.echo(
+            f"{count:,} records of the log are not replicated yet, and what they bring is not listed here; "
+            "run: headrace pipeline replicate --once",
+            err=True,
+        )

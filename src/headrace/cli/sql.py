@@ -1,4 +1,4 @@
-"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark."""
+"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark; rows as a table, a plot or a file."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, plain_console
-from headrace.cli.quiet_jvm import quiet_spark_for
 from headrace.cli.schemas import RegistryAddress
-from headrace.cli.sql_plots import plot_columns, plot_of
+from headrace.cli.spark_sessions import quiet_spark_for
 from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.model import ConsistencyToken
+from headrace.observe import line_chart
 from headrace.pipeline import Endpoints, Selection, query, query_error, table_names
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["sql"]
+__all__ = ["PlotColumns", "plot_columns", "plot_of", "sql"]
 
 _FORMATS = ("parquet", "csv")
 _SHOWN = 100
 _WIDE = 60
+
+_TIMES = ("timestamp", "timestamp_ntz", "date")
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_MOST_LINES = 4
 
 
 def sql(
@@ -220,3 +224,49 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+class PlotColumns(NamedTuple):
+    """The columns of a plot: a time, the numbers over it, and maybe a text that says which line a number belongs to."""
+
+    time: str
+    numbers: tuple[str, ...]
+    line: str | None = None
+
+
+def plot_columns(columns: Sequence[tuple[str, str]]) -> PlotColumns | None:
+    """Return the columns to plot, of names and types; None unless there are one time, and numbers, and little else.
+
+    The columns are a time and up to four numbers, or a time, a number and a text.
+    """
+    times = [name for name, kind in columns if kind in _TIMES]
+    numbers = [name for name, kind in columns if kind.partition("(")[0] in _NUMBERS]
+    others = [(name, kind) for name, kind in columns if name not in times and name not in numbers]
+    if len(times) != 1 or not 1 <= len(numbers) <= _MOST_LINES:
+        return None
+    if not others:
+        return PlotColumns(times[0], tuple(numbers))
+    is_line = len(others) == 1 and others[0][1] == "string" and len(numbers) == 1
+    return PlotColumns(times[0], tuple(numbers), others[0][0]) if is_line else None
+
+
+def plot_of(columns: PlotColumns, rows: Sequence[Any]) -> str | None:
+    """Return the plot of rows, which have their values by name; None if there are too few points or too many lines."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for number in columns.numbers:
+            name = number if columns.line is None else str(row[columns.line])
+            if row[columns.time] is not None and row[number] is not None:
+                lines.setdefault(name, []).append((_seconds(row[columns.time]), float(row[number])))
+    points = [point for line in lines.values() for point in line]
+    if len({x for x, _ in points}) <= 1 or len(lines) > _MOST_LINES:
+        return None
+    title = ", ".join(columns.numbers)
+    ordered = {name: sorted(line) for name, line in lines.items()}
+    return line_chart(ordered, title=title, x_label=f"{columns.time} (UTC)", is_time=True)
+
+
+def _seconds(value: date | datetime) -> float:
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+    return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()

@@ -1,32 +1,89 @@
-"""`headrace tags`: look at events by tag, follow them, and repair their views."""
+"""`headrace tags`: look at events by tag, follow them, repair their views, and give tags to existing events."""
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 from contextlib import aclosing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from headrace.app import Headrace
-from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
-from headrace.cli.replication_lag import journal_topics, tell_unreplicated
-from headrace.cli.tag_backfills import backfill
+from headrace.app import Headrace, journal_topics
+from headrace.cli.options import (
+    Address,
+    AsJson,
+    StoreAddress,
+    answer,
+    command_settings,
+    confirm,
+    tell_unreplicated,
+    with_headrace,
+)
 from headrace.errors import BadArgument, NotGiven
 from headrace.observe import progress_on
-from headrace.runtime import SYSTEM_CLOCK
-from headrace.tags import ALL_TAGS, After, TaggedEvent, TagRepair, TagTrim
+from headrace.runtime import SYSTEM_CLOCK, load_named
+from headrace.tags import ALL_TAGS, After, Chooser, TaggedEvent, TagRepair, TagTrim
 
 __all__ = ["after_of_text", "app"]
 
 app = typer.Typer(no_args_is_help=True)
-app.command("backfill")(backfill)
 
 Tag = Annotated[str, typer.Argument(metavar="TAG", help="The tag.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="The topic of the journal.")]
 Id = Annotated[str | None, typer.Option("--id", help="The journal's id.")]
+
+_CHOOSER_RULE = "it must name a function of one event, as in shop.tags:is_big"
+
+
+@app.command("backfill")
+def backfill(
+    tag: Tag,
+    where: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="A function of one event that chooses, as in shop.tags:is_big.")
+    ],
+    again: Annotated[
+        bool, typer.Option("--again", help="Fill the tag again, also one whose back-fill was killed.")
+    ] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a tag to all existing events that a function chooses. Writers may continue meanwhile.
+
+    Change the writers first, so that they give the tag to new events: the job does not look at later events.
+
+    Example: headrace tags backfill big shop.tags:is_big
+    """
+    from headrace.cli.spark_sessions import spark_for
+    from headrace.pipeline import Endpoints, backfill_tag
+
+    choose, settings = _load_chooser(where), command_settings()
+    endpoints = Endpoints.of(address, store=store, settings=settings)
+    with spark_for(endpoints, settings) as spark:
+        done = backfill_tag(spark, endpoints, tag, choose, name=where, again=again)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+    elif done.is_new:
+        typer.echo(f"{tag}: {done.tagged:,} of {done.events:,} events have it now; writers give it to later ones")
+    else:
+        typer.echo(f"{tag} is filled by {where} already; --again fills it again")
+
+
+def _load_chooser(where: str) -> Chooser:
+    """Return the function; workers get it by value, because they may not find its module."""
+    choose = load_named("function", where, _CHOOSER_RULE)
+    if not callable(choose):
+        raise BadArgument("function", where, _CHOOSER_RULE)
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    if (module := sys.modules.get(getattr(choose, "__module__", ""))) is not None:
+        register_pickle_by_value(module)
+    chooser: Chooser = choose
+    return chooser
 
 
 @app.command("list")

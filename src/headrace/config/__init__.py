@@ -30,9 +30,8 @@ from headrace.config.headrace_settings import (
 from headrace.config.layers import DEFAULTS
 from headrace.config.log_settings import EmbeddedLogSettings, KafkaLogSettings, LogSettings
 from headrace.config.outbox_settings import OutboxSettings
-from headrace.config.reference import reference
 from headrace.config.secrets import looks_secret, redact
-from headrace.config.settings import EffectiveValue, Section, Settings
+from headrace.config.settings import EffectiveValue, Section, Settings, reference
 from headrace.config.store_settings import CassandraStoreSettings, EmbeddedStoreSettings, StoreSettings
 
 __all__ = [

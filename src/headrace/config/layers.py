@@ -1,17 +1,29 @@
-"""Layers of settings: the values of one file or of the environment, with their source."""
+"""Layers of settings: the values of one TOML file or of the environment, with the source of each, down to the line."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from headrace.config.toml_lines import lines_of
 from headrace.errors import SettingsProblem
 
-__all__ = ["DEFAULTS", "KeyPath", "Layer", "Tree", "leaves", "merge", "read_toml", "read_toml_file", "without"]
+__all__ = [
+    "DEFAULTS",
+    "KeyPath",
+    "Layer",
+    "Tree",
+    "leaves",
+    "lines_of",
+    "merge",
+    "read_toml",
+    "read_toml_file",
+    "without",
+]
 
 KeyPath: TypeAlias = tuple[str, ...]
 Tree: TypeAlias = Mapping[str, Any]
@@ -81,3 +93,47 @@ def without(tree: Tree, path: KeyPath) -> Tree:
     if not rest:
         return {key: value for key, value in tree.items() if key != head}
     return {**tree, head: without(tree[head], tuple(rest))} if isinstance(tree[head], Mapping) else tree
+
+
+@lru_cache(maxsize=16)
+def lines_of(text: str) -> Mapping[tuple[str, ...], int]:
+    """Return the line of each table and key of a valid TOML text, counted from 1; Python's own parser gives none."""
+    found: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for line, statement in _statements(text):
+        paths = list(_paths(tomllib.loads(statement)))
+        if statement.lstrip().startswith("["):
+            table = max(paths, key=len)
+        else:
+            paths = [(*table, *path) for path in paths]
+        for path in paths:
+            found.setdefault(path, line)
+    return MappingProxyType(found)
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Split into headers and assignments: lines are gathered until they are valid TOML."""
+    gathered, began = "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not gathered and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        began = began if gathered else number
+        gathered += f"{line}\n"
+        if _is_complete(gathered):
+            yield began, gathered
+            gathered = ""
+
+
+def _is_complete(statement: str) -> bool:
+    try:
+        tomllib.loads(statement)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _paths(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in tree.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, key))

@@ -249,11 +249,27 @@ from headrace.errors.journals import (
 )
 from headrace.errors.keyspaces import (
     AskCycle,
+    KeyPresent,
     MessageIdReused,
+    NotReadable,
+    NotStorable,
+    NotUnique,
     ReplyNotKept,
     RequestFailed,
+    StateAhead,
+    StateBroken,
+    StateConflict,
+    StateDiskFull,
+    StateLocked,
+    StateOffline,
+    StateOutOfFiles,
+    StateReadOnly,
+    StateRedeclared,
+    StateStale,
+    SubscriptionEnded,
     UnknownMessage,
     WritesInRead,
+    WrongStateTopic,
 )
 from headrace.errors.log import (
     BadToken,
@@ -309,24 +325,6 @@ from headrace.errors.setup import (
     SettingsProblem,
     UnknownBackend,
     UnsupportedPlatform,
-)
-from headrace.errors.states import (
-    KeyPresent,
-    NotReadable,
-    NotStorable,
-    NotUnique,
-    StateAhead,
-    StateBroken,
-    StateConflict,
-    StateDiskFull,
-    StateLocked,
-    StateOffline,
-    StateOutOfFiles,
-    StateReadOnly,
-    StateRedeclared,
-    StateStale,
-    SubscriptionEnded,
-    WrongStateTopic,
 )
 from headrace.errors.tags import (
     TagBuilding,

@@ -5,20 +5,22 @@ first signal asks for an orderly stop and the second ends the process; a crash p
 almost nothing.
 """
 
-from headrace.runtime.backoff import Backoff
+from headrace.runtime.backoff import Backoff, Lookout
 from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
-from headrace.runtime.error_texts import EXITS, error_text, own_text
-from headrace.runtime.garbage import rare_collections
-from headrace.runtime.lookout import Lookout
+from headrace.runtime.failures import (
+    EXITS,
+    OWNERS_TRIED,
+    error_text,
+    is_suspect,
+    is_tried_alone,
+    own_text,
+    suspect_text,
+)
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
-from headrace.runtime.open_files import raise_open_files
 from headrace.runtime.plugins import load_backend, load_named
-from headrace.runtime.processes import has_ended, process_name
-from headrace.runtime.signals import shutdown_on_signals
-from headrace.runtime.suspects import OWNERS_TRIED, is_suspect, is_tried_alone, suspect_text
-from headrace.runtime.threads import in_thread
-from headrace.runtime.workers import Supervisor, Worker
+from headrace.runtime.processes import has_ended, process_name, raise_open_files, rare_collections, shutdown_on_signals
+from headrace.runtime.workers import Supervisor, Worker, in_thread
 
 __all__ = [
     "CRASH_AT_VARIABLE",

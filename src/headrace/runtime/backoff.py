@@ -1,7 +1,8 @@
-"""Back-off: how long to wait before a retry."""
+"""Waiting: how long before a retry, and for a condition that can only be asked, which one task asks for all."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random as random_source
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.errors import BadArgument
 
-__all__ = ["Backoff"]
+__all__ = ["Backoff", "Lookout"]
 
 SHORTEST_S = 1e-6
 LONGEST_S = 1e9
@@ -51,3 +52,31 @@ class Backoff:
         if (attempt - 1) * math.log(self.factor) >= math.log(self.limit_s / self.first_s):
             return self.limit_s
         return float(min(self.limit_s, self.first_s * self.factor ** (attempt - 1)))
+
+
+class Lookout:
+    """Lets any number of tasks wait for a condition that nobody tells them of.
+
+    Promises: however many wait, the condition is asked once in `every_s`. If each asked for itself, a thousand requests
+    that wait for a busy node would keep it from ever being ready.
+    """
+
+    def __init__(self, is_so: Callable[[], bool], *, every_s: float) -> None:
+        self._is_so = is_so
+        self._every_s = every_s
+        self._asking: asyncio.Task[None] | None = None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when the condition held, or the time is up; it may hold no more by then, so look again."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(), name="headrace-lookout")
+        await asyncio.wait([self._asking], timeout=timeout_s)
+
+    def close(self) -> None:
+        """Let all go on."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self) -> None:
+        while not self._is_so():  # noqa: ASYNC110 - it can only be asked
+            await asyncio.sleep(self._every_s)

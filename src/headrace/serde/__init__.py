@@ -19,13 +19,11 @@ from headrace.serde.compatibility import (
     problems_of_reading,
     source_of,
 )
-from headrace.serde.framed import Decoder, Encoder, Serde
-from headrace.serde.framing import HEADER_BYTES, body_of, frame_header, is_framed, schema_id_of
-from headrace.serde.generic import GenericRecord, Symbol
+from headrace.serde.framing import HEADER_BYTES, Decoder, Encoder, Serde, body_of, frame_header, is_framed, schema_id_of
 from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro
 from headrace.serde.ports import Levels, Registry, Version
-from headrace.serde.registries import check_subject, open_registry
+from headrace.serde.registries import open_registry
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.schemas import Schema, schema_of
 from headrace.serde.shapes import (
@@ -34,10 +32,12 @@ from headrace.serde.shapes import (
     EnumShape,
     FieldShape,
     FixedShape,
+    GenericRecord,
     MapShape,
     PrimitiveShape,
     RecordShape,
     Shape,
+    Symbol,
     UnionShape,
     branch_name,
     short_name,
@@ -45,6 +45,7 @@ from headrace.serde.shapes import (
 from headrace.serde.subjects import (
     JsonRenderer,
     Part,
+    check_subject,
     latest_version,
     record_subject_of,
     subject_of,

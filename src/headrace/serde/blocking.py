@@ -11,7 +11,7 @@ from headrace.config import LogSettings, RegistrySettings
 from headrace.errors import BadArgument
 from headrace.log import Log, open_log
 from headrace.runtime import LoopThread
-from headrace.serde.framed import Decoder, Encoder, Serde
+from headrace.serde.framing import Decoder, Encoder, Serde
 from headrace.serde.ports import Registry
 from headrace.serde.registries import open_registry
 from headrace.serde.subjects import subject_of

@@ -1,12 +1,17 @@
-"""One view of the fields of dataclasses, NamedTuples, TypedDicts, attrs classes, Structs and pydantic models."""
+"""One view of the fields of dataclasses, NamedTuples, TypedDicts, attrs classes, Structs and pydantic models.
+
+Instances of a TypedDict are plain dicts, and a key that is not required may be absent. Avro has no absent fields, so an
+absent key is written as null, and null is read as an absent key. Such a key can't be None at the same time.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast, get_type_hints
+from typing import Annotated, Any, Literal, NewType, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from pydantic import BaseModel
@@ -16,7 +21,6 @@ from typing_extensions import is_typeddict  # that of typing does not know the T
 
 from headrace.errors import NoSchemaFor
 from headrace.serde.options import options_of
-from headrace.serde.typed_dicts import absent_keys, typed_dict_hints, typed_dict_values, without_absent
 
 __all__ = [
     "ClassField",
@@ -30,6 +34,9 @@ __all__ = [
 ]
 
 Values: TypeAlias = Callable[[Any], dict[str, Any]]
+
+# Compared by name: those of typing and typing_extensions are different objects in some versions of Python.
+_QUALIFIERS = ("Required", "NotRequired", "ReadOnly")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,10 +70,10 @@ def fields_of(cls: type[Any]) -> list[ClassField]:
     """Return the fields that make up the class's record, in order."""
     hints = _hints(cls)
     if is_typeddict(cls):
-        absent = absent_keys(cls, hints)
+        absent = _absent_keys(cls, hints)
         return [
             ClassField(name, hint, _constant(None) if name in absent else None)
-            for name, hint in typed_dict_hints(cls, hints).items()
+            for name, hint in _typed_dict_hints(cls, hints).items()
         ]
     if issubclass(cls, BaseModel):
         return [
@@ -91,7 +98,7 @@ def fields_of(cls: type[Any]) -> list[ClassField]:
 def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
     """Return a function from an instance to a new dict of its fields. It raises TypeError for unknown keys."""
     if is_typeddict(cls):
-        return typed_dict_values(names, absent_keys(cls, _hints(cls)))
+        return _typed_dict_values(names, _absent_keys(cls, _hints(cls)))
     if issubclass(cls, msgspec.Struct):
         return msgspec.structs.asdict
     if _has_dict(cls) and not _is_named_tuple(cls):
@@ -110,7 +117,7 @@ def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, A
     The function takes ownership of the dict.
     """
     if is_typeddict(cls):
-        return without_absent(absent_keys(cls, _hints(cls)))
+        return _without_absent(_absent_keys(cls, _hints(cls)))
     if issubclass(cls, BaseModel):
         # model_validate calls this after reading its options, and takes half as long again; some models override it.
         is_changed = cls.model_validate.__func__ is not BaseModel.model_validate.__func__  # type: ignore[attr-defined]
@@ -241,3 +248,98 @@ def _refuse_init_vars(cls: type[Any]) -> None:
         is_init_var = isinstance(hint, dataclasses.InitVar) or "InitVar[" in str(hint)
         if name not in known and is_init_var and not hasattr(cls, name):
             raise NoSchemaFor(cls.__qualname__, name, "an InitVar is not kept, so it can't be written")
+
+
+def _absent_keys(cls: type[Any], hints: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys that may be absent.
+
+    `__optional_keys__` of the class is wrong if its hints were text, as with `from __future__ import annotations`.
+    """
+    optional: frozenset[str] = getattr(cls, "__optional_keys__", frozenset())
+    return frozenset(
+        name for name, hint in hints.items() if _is_absent(_qualifiers(hint), is_optional=name in optional)
+    )
+
+
+def _typed_dict_hints(cls: type[Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hints without qualifiers; keys that may be absent also accept None. Raises NoSchemaFor."""
+    absent, found = _absent_keys(cls, hints), {}
+    for name, hint in hints.items():
+        bare, extras = _unwrapped(hint)
+        if name in absent and _takes_none(bare):
+            reason = "it may be absent and may be None, and Avro has one null for both; drop NotRequired, or None"
+            raise NoSchemaFor(cls.__qualname__, name, reason)
+        wanted = Union[bare, None] if name in absent else bare  # noqa: UP007 - the hint is a value here
+        found[name] = Annotated[wanted, *extras] if extras else wanted
+    return found
+
+
+def _typed_dict_values(names: tuple[str, ...], absent: frozenset[str]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that copies a dict, with None for absent keys. It raises TypeError for wrong keys."""
+    required = [name for name in names if name not in absent]
+    known = frozenset(names)
+
+    def values(given: Mapping[str, Any]) -> dict[str, Any]:
+        if not given.keys() <= known:
+            raise TypeError(f"there is no field {min(given.keys() - known, key=str)!r}")
+        for name in required:
+            if name not in given:
+                raise TypeError(f"field {name!r} is missing")
+        for name in absent & given.keys():
+            if given[name] is None:
+                raise TypeError(f"field {name!r} may be absent, and can't be None")
+        return {name: given.get(name) for name in names}
+
+    return values
+
+
+def _without_absent(absent: frozenset[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that removes the keys from a dict that are None because they were absent."""
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        for name in absent:
+            if values[name] is None:
+                del values[name]
+        return values
+
+    return without
+
+
+def _is_absent(qualifiers: set[str], *, is_optional: bool) -> bool:
+    return "NotRequired" in qualifiers or (is_optional and "Required" not in qualifiers)
+
+
+def _qualifiers(hint: Any) -> set[str]:  # noqa: ANN401
+    name, found = _qualifier(hint), set[str]()
+    while name or get_origin(hint) is Annotated:
+        found.add(name)
+        hint = get_args(hint)[0]
+        name = _qualifier(hint)
+    return found
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401
+    """Return the hint inside of qualifiers and Annotated, and the annotations."""
+    extras: tuple[Any, ...] = ()
+    while _qualifier(hint) or get_origin(hint) is Annotated:
+        inner, *more = get_args(hint)
+        extras, hint = (*more, *extras), inner
+    return hint, extras
+
+
+def _qualifier(hint: Any) -> str:  # noqa: ANN401
+    name = getattr(get_origin(hint), "_name", None)
+    return name if name in _QUALIFIERS else ""
+
+
+def _takes_none(hint: Any) -> bool:  # noqa: ANN401
+    if hint is None or hint is type(None):
+        return True
+    if isinstance(hint, NewType):
+        return _takes_none(hint.__supertype__)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return None in arguments
+    if origin is Annotated:
+        return _takes_none(arguments[0])
+    return origin in (Union, types.UnionType) and any(map(_takes_none, arguments))

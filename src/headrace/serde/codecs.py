@@ -11,8 +11,7 @@ from headrace.serde.avro_library import reader, writer
 from headrace.serde.decoding import decoder_of
 from headrace.serde.encoding import blame, encoder_of
 from headrace.serde.hints import infer
-from headrace.serde.json_form import json_of_datum
-from headrace.serde.json_reading import datum_of_json
+from headrace.serde.json_form import datum_of_json, json_of_datum
 from headrace.serde.schemas import Schema, schema_of
 from headrace.serde.shapes import Shape, has_named_branches
 from headrace.serde.size_guard import MAX_DEPTH, MAX_DEPTH_READ, skimmer_of

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import IncompatibleSchema
-from headrace.serde.logical import python_type
 from headrace.serde.ports import Version
+from headrace.serde.primitives import python_type
 from headrace.serde.schemas import Schema
 from headrace.serde.shapes import (
     NO_DEFAULT,

@@ -15,17 +15,18 @@ from headrace.serde.classes import constructor
 from headrace.serde.compatibility import NAMED, as_it_is, is_same_name, matching_branch, promotion, source_of
 from headrace.serde.defaults import datum_of_default
 from headrace.serde.encoding import Convert
-from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
     EnumShape,
     FieldShape,
     FixedShape,
+    GenericRecord,
     MapShape,
     PrimitiveShape,
     RecordShape,
     Shape,
+    Symbol,
     UnionShape,
     branch_name,
 )

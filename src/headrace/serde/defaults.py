@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.serde.logical import logical_value, raw_value
+from headrace.serde.primitives import logical_value, raw_value
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,

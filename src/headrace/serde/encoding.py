@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from headrace.serde.avro_library import prepared, writer
-from headrace.serde.checks import CHECKS, UNTOUCHED
 from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
-from headrace.serde.generic import GenericRecord, Symbol
-from headrace.serde.logical import python_type
+from headrace.serde.primitives import CHECKS, UNTOUCHED, python_type
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
     EnumShape,
     FixedShape,
+    GenericRecord,
     MapShape,
     PrimitiveShape,
     RecordShape,
     Shape,
+    Symbol,
     UnionShape,
     branch_name,
     is_optional,

@@ -19,8 +19,8 @@ from headrace.errors import HeadraceError, NoSchemaFor
 from headrace.serde.classes import ClassField, doc_of, fields_of, is_record_class
 from headrace.serde.defaults import default_of_datum
 from headrace.serde.encoding import chosen_branch, classes_of, encoder_of
-from headrace.serde.logical import PYTHON_TYPES
 from headrace.serde.options import AvroField, options_of
+from headrace.serde.primitives import PYTHON_TYPES
 from headrace.serde.schema_json import LOGICAL_TYPES, PRIMITIVES, is_name
 from headrace.serde.shapes import (
     NO_DEFAULT,

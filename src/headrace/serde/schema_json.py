@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import BadSchema
 from headrace.serde.defaults import datum_of_default
-from headrace.serde.logical import schema_of_primitive
+from headrace.serde.primitives import schema_of_primitive
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,

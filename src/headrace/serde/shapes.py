@@ -1,9 +1,12 @@
-"""Shapes: the tree of an Avro schema, from which codecs are compiled, with the Python classes bound to it."""
+"""Shapes: the tree of an Avro schema, from which codecs are compiled, with the Python classes bound to it.
+
+Where no class is bound, values are generic records and enum symbols.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -13,10 +16,12 @@ __all__ = [
     "EnumShape",
     "FieldShape",
     "FixedShape",
+    "GenericRecord",
     "MapShape",
     "PrimitiveShape",
     "RecordShape",
     "Shape",
+    "Symbol",
     "UnionShape",
     "branch_name",
     "has_named_branches",
@@ -159,3 +164,55 @@ def has_named_branches(shape: Shape, seen: set[int] | None = None) -> bool:
             named = any(isinstance(branch, RecordShape | EnumShape | FixedShape) for branch in shape.branches)
             return named or any(has_named_branches(branch, seen) for branch in shape.branches)
     return False
+
+
+class GenericRecord(Mapping[str, Any]):
+    """A record that was read without a class: a mapping of its fields, with its full name.
+
+    Two are equal if their names and fields are. It can be written again, unchanged or changed by `with_fields`.
+    """
+
+    __slots__ = ("_fields", "name")
+
+    def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.name = name
+        self._fields = dict(fields)
+
+    def __getitem__(self, field: str) -> Any:  # noqa: ANN401
+        return self._fields[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, GenericRecord):
+            return self.name == other.name and self._fields == other._fields
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_fields(self, **changes: Any) -> GenericRecord:  # noqa: ANN401
+        """Return a copy with some fields changed."""
+        return GenericRecord(self.name, {**self._fields, **changes})
+
+    def __repr__(self) -> str:
+        return f"GenericRecord({self.name!r}, {self._fields!r})"
+
+
+class Symbol(str):
+    """A symbol of an enum that was read without a class: text, with its enum's full name."""
+
+    __slots__ = ("enum",)
+    enum: str
+
+    def __new__(cls, enum: str, symbol: str) -> Symbol:
+        """Make a symbol of an enum."""
+        made = super().__new__(cls, symbol)
+        made.enum = enum
+        return made
+
+    def __reduce__(self) -> tuple[type[Symbol], tuple[str, str]]:
+        return Symbol, (self.enum, str(self))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from headrace.errors import BadSchema, NotDecodable, UnknownSchema, UnknownSubject
+from headrace.errors import BadArgument, BadSchema, NotDecodable, UnknownSchema, UnknownSubject
 from headrace.serde.codecs import GenericCodec
 from headrace.serde.framing import HEADER_BYTES, is_framed, schema_id_of
 from headrace.serde.ports import Registry, Version
@@ -20,6 +20,7 @@ from headrace.serde.ports import Registry, Version
 __all__ = [
     "JsonRenderer",
     "Part",
+    "check_subject",
     "latest_version",
     "record_subject_of",
     "subject_of",
@@ -28,6 +29,12 @@ __all__ = [
 ]
 
 Part: TypeAlias = Literal["key", "value"]
+
+
+def check_subject(subject: str) -> None:
+    """Raise BadArgument unless the text can be a subject's name."""
+    if not subject or len(subject.encode()) > 255 or not subject.isprintable():
+        raise BadArgument("subject", subject, "a subject is 1 to 255 bytes of printable text")
 
 
 def subject_of(topic: str, part: Part = "value") -> str:

@@ -10,8 +10,7 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.model import Event, StoredEvent
 from headrace.serde.classes import instance_class
-from headrace.serde.framed import Decoder, Encoder, Serde
-from headrace.serde.framing import is_framed
+from headrace.serde.framing import Decoder, Encoder, Serde, is_framed
 from headrace.serde.ports import Registry
 from headrace.serde.schemas import schema_of
 from headrace.serde.subjects import record_subject_of

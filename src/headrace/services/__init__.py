@@ -5,17 +5,14 @@ files fetched are the pinned ones, by SHA-256; servers are stopped by their own 
 Does not promise: anything a production deployment needs, such as safety of the data or of the network.
 """
 
-from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
-from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.fetch import spark_jars
 from headrace.services.java import find_java
 from headrace.services.layouts import StartOptions
-from headrace.services.logs import follow
-from headrace.services.nodes import ServerNode
+from headrace.services.nodes import ServerNode, follow
 from headrace.services.packages import cache_folder
-from headrace.services.running_service import RunningService, hold, stop_signals
-from headrace.services.starter import start, start_with
+from headrace.services.running_service import VARIABLES, RunningService, environment_of, hold, stop_signals
+from headrace.services.starter import NAMES, start, start_with
 from headrace.services.watcher import Quiet, Terminal, Watcher
 
 __all__ = [

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.errors import FolderUnusable, MissingExtra
-from headrace.services.catalog import NAMES, service_named
 from headrace.services.layouts import LAYOUT, StartOptions, kept_layout
 from headrace.services.running_service import RunningService
-from headrace.services.starter import start_with
+from headrace.services.starter import NAMES, service_named, start_with
 from headrace.services.watcher import Watcher
 
 __all__ = ["Detached", "services_folder"]

@@ -1,20 +1,29 @@
-"""Layouts: the addresses and folders of a service's nodes, stored with the data so that a restart uses them again."""
+"""Layouts: the addresses and folders of a service's nodes, stored with the data so that a restart uses them again.
+
+New addresses are on loopback, with ports that are free.
+"""
 
 from __future__ import annotations
 
 import json
+import random
+import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headrace.errors import BadArgument
-from headrace.services.addresses import check_free, free_port
+from headrace.errors import BadArgument, ServiceFailed
 from headrace.services.ports import NodePlan, Service, ServiceLayout
 
-__all__ = ["LAYOUT", "StartOptions", "kept_layout", "lay_out"]
+__all__ = ["LAYOUT", "StartOptions", "check_free", "free_port", "kept_layout", "lay_out"]
 
 LAYOUT = "layout.json"
+
+# Below the range of ephemeral ports: while a server is down, a client that keeps connecting to a port in that range
+# may be given the same port for its own end and connect to itself.
+PORT_RANGE = range(20_000, 32_000)
+PORT_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +124,33 @@ def kept_layout(service: Service, folder: Path) -> ServiceLayout | None:
         for number, one in enumerate(kept["nodes"], start=1)
     )
     return ServiceLayout(service.name, kept["identity"], nodes, kept["properties"])
+
+
+def free_port(hosts: Sequence[str], *, taken: set[int]) -> int:
+    """Choose a port that is free on all of the hosts and not in `taken`, and add it to `taken`."""
+    for port in random.sample(PORT_RANGE, PORT_TRIES):
+        if port not in taken and all(is_free(host, port) for host in hosts):
+            taken.add(port)
+            return port
+    raise ServiceFailed("services", f"no free port found on {hosts[0]} in {PORT_RANGE.start}–{PORT_RANGE.stop - 1}", "")
+
+
+def check_free(name: str, host: str, port: int) -> None:
+    """Raise BadArgument unless a server of that name could listen there."""
+    if not 0 < port < 65_536:
+        raise BadArgument(f"port of {name}", port, "ports go from 1 to 65535")
+    if not is_free(host, port):
+        rule = f"{host}:{port} is in use; stop the process that listens there, or choose another port"
+        raise BadArgument(f"port of {name}", port, rule)
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return True if a server could listen there now."""
+    with socket.socket() as probe:
+        # The servers do this too: remains of a closed connection do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

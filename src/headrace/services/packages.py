@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
-from headrace.errors import ChecksumMismatch, MissingExtra
+from headrace.errors import ChecksumMismatch, MissingExtra, UnsupportedPlatform
 
-__all__ = ["Cache", "Package", "cache_folder", "locked"]
+__all__ = ["Cache", "Package", "cache_folder", "locked", "need_linux_amd64"]
 
 
 def cache_folder() -> Path:
@@ -131,3 +132,11 @@ def locked(service: str) -> tuple[Package, ...]:
     text = files(__package__).joinpath("artifacts", f"{service}.lock").read_text("utf-8")
     lines = (line.strip() for line in text.splitlines())
     return tuple(Package.parse(line) for line in lines if line and not line.startswith("#"))
+
+
+def need_linux_amd64(service: str) -> None:
+    """Raise UnsupportedPlatform elsewhere: the packaged binaries are built for it alone."""
+    found = f"{platform.system()} on {platform.machine()}"
+    if found != "Linux on x86_64":
+        step = f"use the compose file (docker compose up {service}) or an installed server"
+        raise UnsupportedPlatform(f"Linux on x86_64 for {service}", found, step)

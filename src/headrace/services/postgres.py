@@ -16,13 +16,14 @@ from pathlib import Path
 
 from headrace.errors import ServiceFailed, UnsupportedPlatform
 from headrace.services.fetch import tar_within_zip, unpack
-from headrace.services.packages import Cache, Package, locked
-from headrace.services.platforms import UNPRIVILEGED, is_enterable, is_root, need_linux_amd64, own
+from headrace.services.packages import Cache, Package, locked, need_linux_amd64
 from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import postgres_greets
 from headrace.services.watcher import Watcher
 
 __all__ = ["Postgres"]
+
+_UNPRIVILEGED = "nobody"
 
 
 class Postgres:
@@ -41,7 +42,7 @@ class Postgres:
         need_linux_amd64(self.name)
         (package,) = locked(self.name)
         folder = unpack(self.name, package, tar_within_zip, cache=cache, watcher=watcher)
-        if is_root() and not is_enterable(folder):
+        if _is_root() and not _is_enterable(folder):
             folder = _public_copy(folder, package, cache)
         return [folder]
 
@@ -51,7 +52,7 @@ class Postgres:
 
     def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Make the database cluster when the data folder is new."""
-        if is_root():
+        if _is_root():
             _open_to_all(node)
         if not (node.data / "PG_VERSION").exists():
             self._init(node, files[0])
@@ -96,17 +97,35 @@ def postgresql_conf(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
 
 
 def _user() -> str | None:
-    return UNPRIVILEGED if is_root() else None
+    return _UNPRIVILEGED if _is_root() else None
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _is_enterable(folder: Path) -> bool:
+    """Return True if every user may enter the folder."""
+    return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
+
+
+def _own(folder: Path, user: str) -> None:
+    """Give the folder and what is in it to the user."""
+    import pwd  # not everywhere
+
+    entry = pwd.getpwnam(user)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
 
 
 def _open_to_all(node: NodePlan) -> None:
     """Let the unprivileged user enter our folders, and give it its data; folders above ours are not changed."""
-    if not is_enterable(node.folder.parent.parent):
+    if not _is_enterable(node.folder.parent.parent):
         step = f"give a folder every user may enter (such as --data {tempfile.gettempdir()}/postgres), or don't be root"
-        raise UnsupportedPlatform(f"a folder that the user {UNPRIVILEGED} may enter", str(node.folder), step)
+        raise UnsupportedPlatform(f"a folder that the user {_UNPRIVILEGED} may enter", str(node.folder), step)
     for folder in (node.folder.parent, node.folder):
         folder.chmod(folder.stat().st_mode | 0o011)
-    own(node.data, UNPRIVILEGED)
+    _own(node.data, _UNPRIVILEGED)
     node.data.chmod(0o700)
 
 

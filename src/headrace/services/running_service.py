@@ -1,22 +1,34 @@
-"""A running service: its nodes together or one at a time, and waiting for a signal or the end of a node."""
+"""A running service: its nodes together or one at a time, and waiting for a signal or the end of a node.
+
+Environment variables make a program use running services instead of its own folder.
+"""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from headrace.config import variable_for
 from headrace.errors import ServiceFailed
 from headrace.services.nodes import ServerNode
 from headrace.services.ports import Service, ServiceLayout
 
-__all__ = ["RunningService", "hold", "stop_signals"]
+__all__ = ["VARIABLES", "RunningService", "environment_of", "hold", "stop_signals"]
+
+_LOG = variable_for(("log", "address"), "HEADRACE")
+_STORE = variable_for(("store", "address"), "HEADRACE")
+_CREATE_KEYSPACE = variable_for(("store", "cassandra", "create_keyspace"), "HEADRACE")
+_REGISTRY = variable_for(("registry", "address"), "HEADRACE")
+_DATABASE = variable_for(("outbox", "database"), "HEADRACE")
+
+VARIABLES = (_LOG, _STORE, _CREATE_KEYSPACE, _REGISTRY, _DATABASE)
 
 
 class RunningService:
@@ -136,3 +148,19 @@ def hold(services: Sequence[RunningService], stop: threading.Event) -> None:
         for node in nodes:
             if not node.is_running:
                 raise ServiceFailed(node.name, "it ended", node.log_tail())
+
+
+def environment_of(services: Iterable[RunningService], *, keyspace: str) -> dict[str, str]:
+    """Return the variables that name the services. The first database among them is for the outbox."""
+    variables: dict[str, str] = {}
+    for service in services:
+        if service.name == "kafka":
+            variables[_LOG] = f"kafka://{service.address}"
+        elif service.name == "cassandra":
+            variables[_STORE] = f"cassandra://{service.address}/{keyspace}"
+            variables[_CREATE_KEYSPACE] = "true"  # commands create no keyspace unless this is set
+        elif service.name == "registry":
+            variables[_REGISTRY] = service.url
+        elif service.name in ("postgres", "mariadb"):
+            variables.setdefault(_DATABASE, service.url)
+    return variables

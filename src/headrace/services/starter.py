@@ -1,4 +1,4 @@
-"""The start of a service: install, lay out, launch, wait."""
+"""The services by name, and the start of one: install, lay out, launch, wait."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import FolderUnusable, ServiceFailed
-from headrace.services.catalog import service_named
+from headrace.errors import BadArgument, FolderUnusable, ServiceFailed
+from headrace.services.cassandra import Cassandra
+from headrace.services.kafka import Kafka
 from headrace.services.layouts import StartOptions, lay_out
+from headrace.services.mariadb import MariaDB
 from headrace.services.packages import Cache
+from headrace.services.ports import Service
+from headrace.services.postgres import Postgres
+from headrace.services.registry import RegistryService
 from headrace.services.running_service import RunningService
 from headrace.services.watcher import Quiet, Watcher
+from headrace.services.zookeeper import ZooKeeper
 
-__all__ = ["start", "start_with"]
+__all__ = ["NAMES", "service_named", "start", "start_with"]
+
+_ALL: tuple[Service, ...] = (Kafka(), Cassandra(), ZooKeeper(), RegistryService(), Postgres(), MariaDB())
+_SERVICES = {service.name: service for service in _ALL}
+NAMES: tuple[str, ...] = tuple(_SERVICES)
+
+
+def service_named(name: str) -> Service:
+    """Return the service. Raises BadArgument with all known names."""
+    if name not in _SERVICES:
+        raise BadArgument("service", name, f"these can be started: {', '.join(NAMES)}")
+    return _SERVICES[name]
 
 
 def start(

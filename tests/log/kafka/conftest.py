@@ -10,7 +10,7 @@ import pytest_asyncio
 from headrace.config import KafkaLogSettings
 from headrace.log.kafka.log import KafkaLog
 from headrace.services import RunningService, start
-from headrace.services.addresses import free_port
+from headrace.services.layouts import free_port
 from headrace.testing.conformance.log_setting import new_topic
 from headrace.testing.proxy import TcpProxy
 

@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from headrace.app import Headrace, RunningNode
-from headrace.cli.demo.keyspace_part import node_process
-from headrace.cli.demo.load import Load, both_ready, owners_of
+from headrace.cli.demo.node_processes import Load, both_ready, node_process, owners_of
 from headrace.cli.demo.voice import say, tell
 from headrace.engine import Aggregate, Engine, EngineClient, Reject, Rejected, Success, audit_engine
 from headrace.model import partition_of

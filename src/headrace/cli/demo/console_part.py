@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.app import Headrace, RunningNode, connect
-from headrace.cli.demo.keyspace_part import Add, Counters, node_process
+from headrace.cli.demo.keyspace_part import Add, Counters
+from headrace.cli.demo.node_processes import node_process
 from headrace.cli.demo.voice import say, tell
 from headrace.config import HeadraceSettings
 from headrace.engine import Engine, Reject

@@ -1,8 +1,16 @@
-"""Journals at work: accounts are opened and changed, read with nothing replicated, deleted, purged."""
+"""Journals at work: accounts are opened and changed, read with nothing replicated, deleted, purged.
+
+A tag is followed live over all journals, and a projection fills a SQL table from it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.app import Headrace
 from headrace.cli.demo.voice import say, tell
@@ -10,7 +18,11 @@ from headrace.errors import WrongSeqNr
 from headrace.journal import Journal
 from headrace.model import Event
 
-__all__ = ["show_journal"]
+if TYPE_CHECKING:
+    from headrace.projection import ProjectionRunner
+    from headrace.tags import TaggedEvent
+
+__all__ = ["show_journal", "show_tags"]
 
 
 async def show_journal(hr: Headrace, suffix: str) -> None:
@@ -70,3 +82,66 @@ async def _history(accounts: Journal) -> None:
     async for moment in accounts.history("alice"):
         reason = f" ({moment.reason})" if moment.reason else ""
         tell(f"offset {moment.offset:<3} {moment.what:24} {moment.effect}{reason}")
+
+
+async def show_tags(hr: Headrace, suffix: str) -> None:
+    """Follow a tag, then feed a table from it."""
+    members, tag = hr.journal(f"members{suffix}", partitions=4, origin="demo"), f"member{suffix}"
+    await _follow(hr, members, tag)
+    await _project(hr, members, tag)
+
+
+async def _follow(hr: Headrace, members: Journal, tag: str) -> None:
+    say("Events by tag, of all journals: what is there, then what comes")
+    await members.append("erin", [Event(1, {"joined": 10}, (tag,))])
+    async with aclosing(hr.events_by_tag(tag, live=True)) as events:
+        _show(await anext(events), "was there")
+        for name, paid in (("frank", 20), ("grace", 30)):
+            waiting = asyncio.ensure_future(anext(events))
+            started = time.perf_counter()
+            await members.append(name, [Event(1, {"joined": paid}, (tag,))])
+            event = await waiting
+            _show(event, f"{(time.perf_counter() - started) * 1000:.1f} ms after the append began")
+
+
+def _show(event: TaggedEvent, when: str) -> None:
+    tell(f"{event.id:6} #{event.seq_nr}  {event.payload}  {when}")
+
+
+async def _project(hr: Headrace, members: Journal, tag: str) -> None:
+    from headrace.projection import Projection, ProjectionRunner, open_target
+
+    say("A projection fills a SQL table; its place is stored in the same transaction")
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
+        projection = Projection(f"paid-by-{tag}", tag, _add, database=f"sqlite:///{Path(folder) / 'paid.db'}")
+        target = open_target(projection, hr.store.settings)
+        try:
+            runner = ProjectionRunner(projection, hr.tags, target)
+            await _catch_up(runner, projection.database)
+            await members.append("erin", [Event(2, {"paid": 5}, (tag,))])
+            await _catch_up(runner, projection.database)
+        finally:
+            await target.close()
+
+
+def _add(connection: Any, event: Any) -> None:  # noqa: ANN401 - SQLAlchemy's connection, and the event
+    from sqlalchemy import text
+
+    connection.execute(text("CREATE TABLE IF NOT EXISTS paid (name TEXT PRIMARY KEY, total INTEGER)"))
+    connection.execute(
+        text("INSERT INTO paid VALUES (:name, :n) ON CONFLICT (name) DO UPDATE SET total = total + :n"),
+        {"name": event.id, "n": sum(event.payload.values())},
+    )
+
+
+async def _catch_up(runner: ProjectionRunner, database: Any) -> None:  # noqa: ANN401 - a URL here
+    from sqlalchemy import create_engine, text
+
+    handled = await runner.catch_up()
+    engine = create_engine(database)
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT name, total FROM paid ORDER BY name")).all()
+    engine.dispose()
+    tell(
+        f"{handled} event{'s' if handled != 1 else ''} handled: {', '.join(f'{name} {total}' for name, total in rows)}"
+    )

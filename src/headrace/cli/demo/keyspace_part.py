@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app import Headrace
-from headrace.cli.demo.load import Load, both_ready, owners_of
+from headrace.cli.demo.node_processes import Load, both_ready, node_process, owners_of
 from headrace.cli.demo.voice import say, tell
 from headrace.keyspace import App, Keyspace, KeyspaceClient, State, handles, state
 from headrace.model import partition_of
 
-__all__ = ["Add", "Counters", "app", "node_process", "show_keyspace"]
+__all__ = ["Add", "Counters", "app", "show_keyspace"]
 
 _CALLERS = 8
 
@@ -73,23 +70,3 @@ async def _kill_under_load(
     kept = [await counters.get("counts", name) for name in load.done]
     done = list(load.done.values())
     tell(f"acknowledged {done}, read back {kept}: {'equal' if kept == done else 'NOT EQUAL'}")
-
-
-@contextlib.asynccontextmanager
-async def node_process(
-    address: str, name: str, *parts: str, store: str | None = None
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a node in a process of its own while the block runs, with these parts, or with the counters only."""
-    served = parts or ("headrace.cli.demo.keyspace_part:app",)
-    tied = ("-m", "headrace.cli.demo.tied_process")  # it ends with this process, also if that is killed
-    command = [sys.executable, *tied, "node", "run", *served, *(("--store", store) if store else ())]
-    unheard: Any = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *command, "--node-id", name, "--log", address, stdin=asyncio.subprocess.PIPE, stdout=unheard, stderr=unheard
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()

@@ -1,18 +1,23 @@
-"""The log at work: appends, transactions, a live reader, a process that is killed."""
+"""The log at work: appends, transactions, a live reader, a process that is killed; and the outbox that sends to it.
+
+An order that is rolled back sends nothing, one that is committed arrives.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from headrace.cli.demo.voice import console, say
+from headrace.cli.demo.voice import console, say, tell
 from headrace.log import Log, transaction
 from headrace.model import NewRecord, Position, Record, TopicConfig, TopicPartition
 
-__all__ = ["show_log"]
+__all__ = ["show_log", "show_outbox"]
 
 _WRITER = """
 import asyncio, headrace
@@ -113,3 +118,46 @@ def _show_positions(records: Sequence[NewRecord], positions: Sequence[Position])
 def _show(record: Record) -> None:
     text = f"{(record.key or b'').decode():8}{(record.value or b'').decode():18}"
     console.print(f"  partition {record.partition} offset {record.offset:<3} {text}", markup=False)
+
+
+async def show_outbox(log: Log, suffix: str) -> None:
+    """Publish in SQL transactions, and relay to the log."""
+    from sqlalchemy import text
+
+    from headrace.outbox import JsonSerializer, Outbox, Relay, engine_for, migrate
+
+    topic = f"orders{suffix}"
+    await log.admin.create(topic, partitions=1, config=TopicConfig())
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
+        url = f"sqlite:///{Path(folder) / 'shop.db'}"
+        await asyncio.to_thread(migrate, url)
+        engine = engine_for(url)
+        orders = Outbox().producer(topic, serializer=JsonSerializer())
+        with engine.begin() as db:
+            db.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)"))
+
+        say("The outbox: an order is written to SQL with its message, and rolled back")
+        with engine.connect() as db:
+            db.execute(text("INSERT INTO orders VALUES (1, 'a book')"))
+            orders.publish(db, {"order": 1, "item": "a book"}, key="order-1")
+            db.rollback()
+        async with Relay(url, log) as relay:
+            await relay.drain()
+            tell(f"the topic holds {await _values_of(log, topic)}")
+
+            say("Another one is committed")
+            with engine.begin() as db:
+                db.execute(text("INSERT INTO orders VALUES (2, 'a lamp')"))
+                orders.publish(db, {"order": 2, "item": "a lamp"}, key="order-2")
+            await relay.drain()
+            tell(f"the topic holds {await _values_of(log, topic)}")
+        engine.dispose()
+
+
+async def _values_of(log: Log, topic: str) -> list[str]:
+    at = TopicPartition(topic, 0)
+    bounds = await log.bounds(at)
+    if bounds.start == bounds.end:
+        return []
+    batches = log.read(at, bounds.start, bounds.end)
+    return [(record.value or b"").decode() async for batch in batches for record in batch.records]

@@ -4,6 +4,5 @@ Promises: all implement `headrace.serde.Registry` with the same behaviour; `open
 """
 
 from headrace.serde.registries.backends import open_registry
-from headrace.serde.registries.entries import check_subject
 
-__all__ = ["check_subject", "open_registry"]
+__all__ = ["open_registry"]

@@ -24,8 +24,8 @@ from headrace.errors import (
 from headrace.observe import get_logger
 from headrace.serde.compatibility import Level, check_compatible
 from headrace.serde.ports import Version
-from headrace.serde.registries.entries import check_subject
 from headrace.serde.schemas import Schema
+from headrace.serde.subjects import check_subject
 
 __all__ = ["ConfluentRegistry", "is_missing", "new_client", "translated_errors"]
 

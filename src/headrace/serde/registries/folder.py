@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 from headrace.errors import IncompatibleData, UnknownSchema, UnknownSubject
 from headrace.serde.compatibility import Level, check_compatible
 from headrace.serde.ports import Version
-from headrace.serde.registries.entries import check_subject
 from headrace.serde.schemas import Schema
+from headrace.serde.subjects import check_subject
 
 __all__ = ["FolderRegistry"]
 

@@ -1,22 +1,36 @@
-"""The registry in the log: a compacted topic of one partition that every node reads, without another server."""
+"""The registry in the log: a compacted topic of one partition that every node reads, without another server.
+
+An entry says what it adds, and its number `nr`: one more than that of the last entry its writer had seen. The first
+entry with a number counts, in the order of the log; later ones with the same number are void, and their writers try
+again. So nodes that register at the same time agree on every id without a lock. The fold only counts numbers, so nodes
+with different versions of the compatibility rules agree too.
+
+Every entry has a key of its own, so compaction never removes one that counts and never reorders entries. Void entries
+are removed by a tombstone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from headrace.errors import OffsetOutOfRange, OperationFailed, TimedOut, Unavailable
+from headrace.errors import IncompatibleData, OffsetOutOfRange, OperationFailed, TimedOut, Unavailable
 from headrace.log import Log, ensure_topic
-from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
+from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import get_logger
 from headrace.serde.compatibility import Level
 from headrace.serde.ports import Version
-from headrace.serde.registries.entries import Entries, RegistryContents, RegistryEntry, entry_of_level, entry_of_version
+from headrace.serde.registries.memory import RegistryContents
 from headrace.serde.schemas import Schema
 
-__all__ = ["LogRegistry"]
+__all__ = ["Entries", "LogRegistry", "entry_of_level", "entry_of_version"]
 
 ATTEMPTS = 100
+FORMAT = 1
 
 _log = get_logger(__name__)
 
@@ -158,3 +172,80 @@ class LogLevels:
     async def put(self, subject: str | None, level: Level) -> None:
         """Write it."""
         await self._registry.set_level(subject, level)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryEntry:
+    """An entry as a record of the log."""
+
+    key: bytes
+    value: bytes
+
+
+def entry_of_version(nr: int, version: Version) -> RegistryEntry:
+    """Return the entry that adds a version."""
+    content = {"subject": version.subject, "version": version.version, "id": version.schema_id}
+    return _entry(nr, {**content, "schema": version.schema.text})
+
+
+def entry_of_level(nr: int, subject: str | None, level: Level) -> RegistryEntry:
+    """Return the entry that sets a level."""
+    return _entry(nr, {"subject": subject, "level": level})
+
+
+class Entries:
+    """Folds entries, in the order of the log, into the contents."""
+
+    def __init__(self, contents: RegistryContents) -> None:
+        self._contents = contents
+        self._last_nr = 0
+        self._counted: set[bytes | None] = set()
+
+    @property
+    def next_nr(self) -> int:
+        """The number that the next entry must have to count."""
+        return self._last_nr + 1
+
+    def counts(self, key: bytes) -> bool:
+        """Return True if the entry with this key counts."""
+        return key in self._counted
+
+    def apply(self, record: Record) -> None:
+        """Apply the entry of a record, if it counts. Raises IncompatibleData."""
+        if record.value is None:
+            return
+        content = _content(record)
+        if content["nr"] < self.next_nr:
+            return
+        if content["nr"] > self.next_nr:
+            # The writer had seen the entry before it, so that entry was in the log.
+            found = f"entry {content['nr']} without entry {self.next_nr}"
+            raise IncompatibleData(_where(record), found, "topics that were never truncated")
+        if "level" in content:
+            self._contents.set_level(content["subject"], Level(content["level"]))
+        else:
+            schema = Schema(content["schema"])
+            self._contents.add(Version(content["subject"], content["version"], content["id"], schema))
+        self._last_nr = content["nr"]
+        self._counted.add(record.key)
+
+
+def _entry(nr: int, content: dict[str, Any]) -> RegistryEntry:
+    value = json.dumps({"format": FORMAT, "nr": nr, **content}, ensure_ascii=False)
+    return RegistryEntry(f"{nr}/{uuid.uuid4().hex}".encode(), value.encode())
+
+
+def _where(record: Record) -> str:
+    return f"{record.topic}[{record.partition}] offset {record.offset}"
+
+
+def _content(record: Record) -> dict[str, Any]:
+    where = _where(record)
+    try:
+        content: dict[str, Any] = json.loads(record.value or b"")
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IncompatibleData(where, "no entry of a schema registry", f"format {FORMAT}") from error
+    if found != FORMAT:
+        raise IncompatibleData(where, f"format {found}", f"format {FORMAT}")
+    return content

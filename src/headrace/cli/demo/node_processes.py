@@ -1,25 +1,54 @@
-"""Callers that go on while a node is killed, and what they saw: shared by the scenes with two nodes."""
+"""Nodes of the demo, each a process of its own, and callers that go on while one of them is killed.
+
+As a program it is the `headrace` command in a process that ends with its input: a demo that is killed must leave no
+nodes behind.
+
+python -m headrace.cli.demo.node_processes node run …
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from headrace.app import RunningNode
 from headrace.cli.demo.voice import tell
 from headrace.errors import HeadraceError
 
-__all__ = ["Load", "both_ready", "owners_of"]
+__all__ = ["Load", "both_ready", "node_process", "owners_of"]
 
 _LOAD_S = 1.5
 
 Call: TypeAlias = Callable[[str, int], Awaitable[str | None]]
 """The call of a caller with this number; it returns what is wrong with the answer, None if nothing is."""
+
+
+@contextlib.asynccontextmanager
+async def node_process(
+    address: str, name: str, *parts: str, store: str | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a node in a process of its own while the block runs, with these parts, or with the counters only."""
+    served = parts or ("headrace.cli.demo.keyspace_part:app",)
+    tied = ("-m", "headrace.cli.demo.node_processes")  # it ends with this process, also if that is killed
+    command = [sys.executable, *tied, "node", "run", *served, *(("--store", store) if store else ())]
+    unheard: Any = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *command, "--node-id", name, "--log", address, stdin=asyncio.subprocess.PIPE, stdout=unheard, stderr=unheard
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
 
 
 @dataclass
@@ -89,3 +118,20 @@ def owners_of(me: RunningNode, group: str) -> str:
     """Return which node owns which partition, in words."""
     owners = me.view.owners[group]
     return ", ".join(f"{partition} on {owners[partition].member}" for partition in sorted(owners))
+
+
+def _end_with_input() -> None:
+    """Ask this process to stop when whoever holds the other end of its input is gone."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="headrace-demo-input", daemon=True).start()
+
+
+if __name__ == "__main__":
+    from headrace.cli.main import main
+
+    _end_with_input()
+    main()
