@@ -25,7 +25,7 @@ from headrace.engine.batches import (
 )
 from headrace.engine.command_lanes import CommandLane, CommandLanes
 from headrace.engine.commands import CommandReply
-from headrace.engine.decisions import Decision, Repeated
+from headrace.engine.context import Decision, Repeated
 from headrace.engine.handling import CommandHandling
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor

@@ -30,7 +30,7 @@ from headrace.engine.commands import (
     error_of,
     failed_reply,
 )
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.models import CommandInput, Engine
 from headrace.engine.places import InputPlaces, InputSpan, input_key

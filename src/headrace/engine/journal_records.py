@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.engine.commands import CommandRequest
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.models import Engine
 from headrace.journal import AppendOptions, json_event_record, new_append
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from headrace.engine.auditing import EngineAuditor, JournalEvents, Suspect
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling
 from headrace.engine.journal_records import KeptCommand, command_in

@@ -15,7 +15,7 @@ import msgspec
 from headrace.engine import metrics
 from headrace.engine.batches import NOTHING_DONE, NOTHING_HANDLED, BatchWork, PendingCommand, WorkOutcome
 from headrace.engine.commands import Answer, CommandRequest, FailedReply, SuccessReply, error_of
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due, replaced
