@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import islice
@@ -34,6 +34,7 @@ __all__ = [
     "LiveAggregates",
     "PendingCommand",
     "Stage",
+    "TaskSet",
     "WorkOutcome",
 ]
 
@@ -292,3 +293,24 @@ class LiveAggregates:
         """Drop all: what is committed is read again, what is not is handled again."""
         self._live.clear()
         self._changed.clear()
+
+
+class TaskSet:
+    """Tasks that run beside each other; whoever made the set ends them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something."""
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Cancel what runs, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

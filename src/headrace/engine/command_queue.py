@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
-from headrace.engine.background import TaskSet
 from headrace.engine.batches import (
     NOTHING_DONE,
     BatchWork,
@@ -21,6 +20,7 @@ from headrace.engine.batches import (
     LiveAggregates,
     PendingCommand,
     Stage,
+    TaskSet,
     WorkOutcome,
 )
 from headrace.engine.command_lanes import CommandLane, CommandLanes

@@ -1,4 +1,4 @@
-"""How a node serves an engine: its topics, its copies of the state topic, its partitions, and the way of commands there.
+"""How a node serves an engine: its topics, its copies of the state topic, its partitions, and the way of commands.
 
 While an engine is paused, commands for it wait.
 """
