@@ -13,7 +13,6 @@ from headrace.state.arguments import (
     check_staleness,
     place_after,
 )
-from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
     BatchName,
@@ -31,7 +30,7 @@ from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
 from headrace.state.partition import StatePartition
-from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
+from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite, open_state_store
 from headrace.state.replica import StateReplica
 from headrace.state.state import State, StateChange, StatePage, StateRead
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
