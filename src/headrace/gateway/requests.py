@@ -35,14 +35,13 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+ANY_VERSION = "*"
 JSON_HEADERS = ((b"content-type", JSON.encode()), (b"cache-control", b"no-store"))
 _WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
 _MOST_DIGITS = 20  # of the largest number that any parameter takes
 _MOST_ACCEPT_CHARS = 200  # of a header Accept whose meaning is remembered
-ANY_VERSION = "*"
-
-_TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
-_TAG = re.compile(r'(W/)?"([^"]*)"')
+_ETAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
+_ETAG = re.compile(r'(W/)?"([^"]*)"')
 _MOST_VERSION_DIGITS = 19
 
 
@@ -244,7 +243,7 @@ def has_version(headers: Headers, version: int) -> bool:
     sent = ", ".join(given).strip()
     if sent == ANY_VERSION:
         return True
-    return bool(_TAGS.fullmatch(sent)) and str(version) in {text for _, text in _TAG.findall(sent)}
+    return bool(_ETAGS.fullmatch(sent)) and str(version) in {text for _, text in _ETAG.findall(sent)}
 
 
 def versions_in(headers: Headers) -> frozenset[int] | str | None:
@@ -258,10 +257,10 @@ def versions_in(headers: Headers) -> frozenset[int] | str | None:
     sent = ", ".join(given).strip()
     if sent == ANY_VERSION:
         return ANY_VERSION
-    if not _TAGS.fullmatch(sent):
+    if not _ETAGS.fullmatch(sent):
         raise BadArgument("If-Match", sent[:60], 'it is the ETag of a value, as in "7", or *')
     return frozenset(
         int(text)
-        for weak, text in _TAG.findall(sent)
+        for weak, text in _ETAG.findall(sent)
         if not weak and text.isascii() and text.isdigit() and len(text) <= _MOST_VERSION_DIGITS
     )
