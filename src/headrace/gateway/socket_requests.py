@@ -18,8 +18,7 @@ from headrace.access import Caller
 from headrace.errors import BadArgument, Busy, HeadraceError, NotFound
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import encode_pair
-from headrace.gateway.socket_wire import Say
+from headrace.gateway.socket_wire import Say, encode_pair
 from headrace.gateway.state_forms import StateForm, json_of
 from headrace.keyspace import CollectionEvent, KeyspaceClient
 from headrace.protocol import check_text
