@@ -21,9 +21,8 @@ import msgspec
 
 from headrace import errors
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import encode_pair, encode_push, schema_frame, schema_id_asked
-from headrace.gateway.socket_collections import CollectionFrames
-from headrace.gateway.socket_requests import Collect, Publish, Subscribe, Unsubscribe, socket_request
+from headrace.gateway.socket_requests import Collect, CollectionFrames, Publish, Subscribe, Unsubscribe, socket_request
+from headrace.gateway.socket_wire import encode_pair, encode_push, schema_frame, schema_id_asked
 from headrace.gateway.state_forms import StateForm
 from headrace.keyspace import CollectionEvent
 from headrace.serde import AvroField, codec_for, frame_header

@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 
 from headrace.cluster.client import Peer
-from headrace.cluster.lanes import RequestLanes
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placement
 from headrace.cluster.requests import PartitionRequest
-from headrace.cluster.retries import Attempts, RetryVerdict, Trail, judge
+from headrace.cluster.retries import Attempts, RequestLanes, RetryVerdict, Trail, judge
 from headrace.cluster.routing import ROUTED, Router
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import NodeServer

@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from headrace.cluster.client import Peer
-from headrace.cluster.frames import Frame, FrameKind, encode_frame, frames_in
-from headrace.cluster.remote_errors import decode_error, encode_error
+from headrace.cluster.frames import Frame, FrameKind, decode_error, encode_error, encode_frame, frames_in
 from headrace.cluster.server import IncomingRequest, NodeServer
 from headrace.cluster.transport import CLUSTER, METHOD, NODE, SERVICE, STREAM, grpc_library
 from headrace.config import ClusterSettings, ClusterTlsSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.cluster import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
-from headrace.gateway.console.charts import ChartBook, ChartPoint, grown_by, quantile_of
 from headrace.gateway.console.cluster_facts import Departures, cluster_as_json, cluster_problems
+from headrace.gateway.console.recorder import ChartBook, ChartPoint, grown_by, quantile_of
 
 GROUP = GroupSpec(name="accounts", partitions=2, replicas=2)
 

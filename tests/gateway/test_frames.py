@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 
 from headrace.gateway import RunningGateway
 from headrace.gateway.guards import frame_head
-from headrace.gateway.pushes import PUSHES
+from headrace.gateway.socket_wire import PUSHES
 from headrace.testing.conformance.log_setting import eventually
 
 TEXT, CONTINUATION, CLOSE, PING, PONG = 1, 0, 8, 9, 10

@@ -20,7 +20,7 @@ from headrace.app import Headrace, connect
 from headrace.config import HeadraceSettings
 from headrace.errors import Busy
 from headrace.gateway import GatewayApp, serving
-from headrace.gateway.pushes import PushQueue, schema_frame
+from headrace.gateway.socket_wire import PushQueue, schema_frame
 from headrace.keyspace import App, KeyspaceClient
 from headrace.model import ConsistencyToken, combine_tokens
 from headrace.serde import GenericCodec, Schema, frame_header, schema_id_of, schema_of

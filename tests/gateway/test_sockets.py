@@ -17,7 +17,7 @@ from tests.gateway.market import Account, Accounts
 from headrace.app import Headrace
 from headrace.app.gateways import ConnectionParts
 from headrace.gateway import GatewayApp, ServedKeyspace
-from headrace.gateway.pushes import PUSHES
+from headrace.gateway.socket_wire import PUSHES
 from headrace.keyspace import CollectionEvent, KeyspaceClient
 from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually

@@ -18,7 +18,7 @@ from tests.keyspace.setting import Place, Served, serving
 from headrace.errors import OperationFailed, PushRefused
 from headrace.keyspace import KeyspaceClient, PushedChange, PushHook, PushRunner
 from headrace.keyspace.collections import CollectionEvent
-from headrace.keyspace.push_storage import PushStorage
+from headrace.keyspace.pushing import PushStorage
 from headrace.runtime import Backoff
 from headrace.state import StateChange
 from headrace.testing.conformance.log_setting import eventually

@@ -26,9 +26,14 @@ from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, Topic
 from headrace.runtime import CRASH_AT_VARIABLE, BootMoment, BootTime, moment_of
 from headrace.services import RunningService
 from headrace.state import StatePartition, StateSpec
-from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.metrics import APPLIED
-from headrace.state.progress import ChangelogProgress, CompactionLimits
+from headrace.state.progress import (
+    ChangelogProgress,
+    Checkpoint,
+    CompactionLimits,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from headrace.state.rocksdb import RocksDbStore
 from headrace.testing.conformance.log_cleaning import QUICK_SEGMENTS
 from headrace.testing.conformance.log_setting import eventually, read_all

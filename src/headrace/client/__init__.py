@@ -7,12 +7,11 @@ Does not promise: that a program which reads too slowly sees every change; it ge
 Needs the extra `client`.
 """
 
-from headrace.client.collecting import CollectedChange, CollectionSubscription
 from headrace.client.frames import CloseMeaning, SocketFrame, close_meaning, parse_frame
 from headrace.client.gateway_client import GatewayClient
 from headrace.client.key_socket import KeySocket
 from headrace.client.requests import GatewayEngine, GatewayJournal, GatewayState, VersionedValue
-from headrace.client.subscriptions import KeyChange, KeySubscription
+from headrace.client.subscriptions import CollectedChange, CollectionSubscription, KeyChange, KeySubscription
 
 __all__ = [
     "CloseMeaning",

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from headrace.client.collecting import CollectionSubscription
 from headrace.client.connection import ClientConnection, Retries, json_text
-from headrace.client.subscriptions import ApplyDelta, KeySubscription
+from headrace.client.subscriptions import ApplyDelta, CollectionSubscription, KeySubscription
 from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, HeadraceError
 from headrace.observe import get_logger
 from headrace.runtime import Backoff

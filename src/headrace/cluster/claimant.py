@@ -27,8 +27,7 @@ from headrace.cluster.ownership import (
     next_step,
     wait_until_s,
 )
-from headrace.cluster.tail import Tail, seconds
-from headrace.cluster.tasks import together
+from headrace.cluster.tail import Tail, seconds, together
 from headrace.errors import BadArgument, Fenced, HeadraceError, Unavailable
 from headrace.log import Log, TransactionalProducer
 from headrace.model import NewRecord, Position, Record, TopicPartition

@@ -7,8 +7,7 @@ import contextlib
 from collections import deque
 from typing import Any, NamedTuple
 
-from headrace.cluster.frames import GATHER_BYTES, LARGEST_TIME_LEFT_MS, FrameKind, encode_frame, frames_in
-from headrace.cluster.remote_errors import decode_error
+from headrace.cluster.frames import GATHER_BYTES, LARGEST_TIME_LEFT_MS, FrameKind, decode_error, encode_frame, frames_in
 from headrace.cluster.transport import (
     CLUSTER,
     EXPECTED,

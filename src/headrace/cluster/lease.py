@@ -18,8 +18,7 @@ from prometheus_client import Counter
 from headrace.cluster.epochs import Identity
 from headrace.cluster.lease_length import LeaseLength, LeaseTerms, renew_every_s
 from headrace.cluster.lease_watch import SIGNS_OF_LIFE, LeaseWatch, Renewal, encode_renewal, lease_topic, partition_of
-from headrace.cluster.tail import seconds, sleep_until
-from headrace.cluster.tasks import together
+from headrace.cluster.tail import seconds, sleep_until, together
 from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable
 from headrace.log import Log, TransactionalProducer
 from headrace.model import NewRecord

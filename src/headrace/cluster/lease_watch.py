@@ -8,8 +8,7 @@ import zlib
 import msgspec
 
 from headrace.cluster.epochs import UNNAMED_LEASE_S, Identity
-from headrace.cluster.tail import Tail, seconds
-from headrace.cluster.tasks import together
+from headrace.cluster.tail import Tail, seconds, together
 from headrace.errors import DuplicateNode, UnreadableRecord
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, Record, TopicConfig, TopicPartition

@@ -13,8 +13,7 @@ from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
 from headrace.cluster.epochs import Closure, Epoch, Release, epoch_records, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
-from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
-from headrace.cluster.tasks import together
+from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until, together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, SoundRecords, TopicPartition

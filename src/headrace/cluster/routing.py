@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.cluster.lanes import RequestLanes, Ticket
 from headrace.cluster.requests import Gathered, PartitionHandler, PartitionRequest, Peers, TypedRequest
-from headrace.cluster.retries import Attempts, Trail, explain, judge, not_ours, out_of_time
+from headrace.cluster.retries import Attempts, RequestLanes, Ticket, Trail, explain, judge, not_ours, out_of_time
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import IncomingRequest
 from headrace.errors import (

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from headrace.cluster.frames import GATHER_BYTES, Frame, FrameKind, encode_frame, frames_in
-from headrace.cluster.remote_errors import encode_error
+from headrace.cluster.frames import GATHER_BYTES, Frame, FrameKind, encode_error, encode_frame, frames_in
 from headrace.cluster.transport import (
     CLUSTER,
     EXPECTED,

@@ -1,10 +1,10 @@
-"""Following a partition, with the time at which each record arrived here."""
+"""Following a partition, with the time at which each record arrived here; the clock and the tasks of who follows it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
 from headrace.errors import OffsetOutOfRange, Unavailable
 from headrace.log import Log
@@ -12,7 +12,7 @@ from headrace.model import Batch, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff, Clock
 
-__all__ = ["CLOCK_STEP_S", "Sink", "Tail", "seconds", "sleep_until"]
+__all__ = ["CLOCK_STEP_S", "Sink", "Tail", "seconds", "sleep_until", "together"]
 
 Sink: TypeAlias = Callable[[Record, float], None]
 
@@ -99,3 +99,14 @@ class Tail:
         if self.position >= error.start:
             raise error
         self.position = error.start
+
+
+async def together(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run all to their ends. When one fails, or the caller is cancelled, the others are cancelled and waited for."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,8 +18,7 @@ from headrace.engine.auditing import (
 )
 from headrace.engine.client import Aggregate, AggregateState, EngineClient
 from headrace.engine.commands import Answer, CommandRequest, result_of
-from headrace.engine.context import CommandContext
-from headrace.engine.decisions import Decision, Repeated
+from headrace.engine.context import CommandContext, Decision, Repeated
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling
 from headrace.engine.hosting import EngineHosting, open_partition

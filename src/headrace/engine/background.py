@@ -1,4 +1,7 @@
-"""Tasks beside the commands: what an owner does without being asked fires timers, reads inputs and runs sagas."""
+"""What an owner does beside the commands of callers: it fires timers, reads inputs, runs sagas, and keeps house.
+
+Housekeeping means that idle aggregates leave the memory, and that records that say nothing leave the log.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +10,30 @@ import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headrace.engine.command_queue import CommandQueue
 from headrace.engine.handling import CommandHandling
 from headrace.engine.inputs import CommandSource, command_inputs
 from headrace.engine.places import InputPlaces
 from headrace.engine.pump import InputSource, TopicPump
+from headrace.engine.records import pruned
 from headrace.engine.sagas import SagaSource
 from headrace.engine.timer_loop import SubmitWork, TimerLoop
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotReadable
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.observe import get_logger
-from headrace.runtime import Backoff
+from headrace.observe import Health, get_logger
+from headrace.runtime import Backoff, Clock, moment_of
+from headrace.state import StatePartition
 from headrace.store import StoreReader
 
-__all__ = ["OwnerWork", "TaskSet"]
+__all__ = ["EngineHousekeeping", "OwnerWork"]
 
 _BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
 _LOOK_FOR_PARTITIONS_S = 30.0
 
 _logger = get_logger(__name__)
-
-
-class TaskSet:
-    """Tasks that run beside each other; whoever made the set ends them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something."""
-        task = asyncio.get_running_loop().create_task(work, name=self._name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def end(self) -> None:
-        """Cancel what runs, and wait for it."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+_HOUSEKEEPING_EVERY_S = 1.0
+_SWEPT_AT_ONCE = 500
 
 
 class OwnerWork:
@@ -146,3 +133,71 @@ class OwnerWork:
             "an owner's work pauses", engine=self._engine.name, what=what, error=str(error), retry_in_s=delay_s
         )
         await asyncio.sleep(delay_s)
+
+
+class EngineHousekeeping:
+    """Keeps one partition in order. `may_confirm` tells whether the copy is whole now, with nothing on its way."""
+
+    def __init__(
+        self,
+        handling: CommandHandling[Any],
+        states: StatePartition,
+        queue: CommandQueue[Any],
+        *,
+        clock: Clock,
+        may_confirm: Callable[[], bool],
+    ) -> None:
+        self._handling = handling
+        self._engine = handling.engine
+        self._states = states
+        self._replica = states.replicas[self._engine.name]
+        self._queue = queue
+        self._clock = clock
+        self._may_confirm = may_confirm
+        self._sweep_after = b""
+        self.health = Health("housekeeping")
+
+    async def run(self) -> None:
+        """Look after the partition every second, until cancelled."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_EVERY_S)
+            self._queue.live.passivate(before_s=asyncio.get_running_loop().time() - self._engine.limits.idle_s)
+            try:
+                self.confirm()
+                self.sweep()
+                self.health.up()
+            except HeadraceError as error:
+                at = str(self._replica.at)
+                self.health.down(str(error))
+                _logger.warning("housekeeping failed", engine=self._engine.name, at=at, error=str(error))
+
+    def confirm(self) -> None:
+        """Note that the copy is whole now, so that it stays young while no commands come."""
+        moment = moment_of(self._clock)
+        if self._may_confirm():
+            self._states.confirm(moment)
+
+    def sweep(self, *, limit: int = _SWEPT_AT_ONCE) -> int:
+        """Turn records that say nothing any more into tombstones: no state, ids, timers, or numbers to go on from.
+
+        Each call looks at the next records, and returns how many; 0 if this node may not write at the moment.
+        """
+        if not self._may_confirm():
+            return 0
+        entries = self._replica.entries(self._sweep_after, None, limit=limit)
+        self._sweep_after = entries[-1][0] + b"\x00" if len(entries) == limit else b""
+        for key, entry in entries:
+            self._sweep_one(key, entry.value)
+        return len(entries)
+
+    def _sweep_one(self, key: bytes, value: bytes) -> None:
+        try:
+            aggregate, record = key.decode(), self._handling.values.decode(value)
+        except (UnicodeDecodeError, NotReadable) as error:
+            # No engine wrote it. Commands for that aggregate raise the error; the others are swept.
+            _logger.warning("a record is no aggregate's", at=str(self._replica.at), key=repr(key), error=str(error))
+            return
+        if record.state is None and record.version == 0 and not record.timers:
+            bare = pruned(record, self._engine.limits, self._replica.now_ms)
+            if not bare.ids:
+                self._queue.forget(aggregate, bare.forgotten)

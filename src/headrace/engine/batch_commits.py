@@ -14,8 +14,7 @@ from typing import Generic, TypeVar
 
 from headrace.cluster import Committed
 from headrace.engine import metrics
-from headrace.engine.background import TaskSet
-from headrace.engine.batches import CommandBatch, PendingCommand
+from headrace.engine.batches import CommandBatch, PendingCommand, TaskSet
 from headrace.engine.command_queue import CommandQueue, Outcome
 from headrace.engine.commands import Answer
 from headrace.engine.handling import CommandHandling

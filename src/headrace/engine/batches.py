@@ -1,25 +1,80 @@
-"""Commands on their way, the batch that gathers them, and the aggregates that uncommitted batches have changed."""
+"""Commands on their way, the batch that gathers them, and the aggregates that uncommitted batches have changed.
+
+Some work of a batch no caller has sent: records of topics, timers. It is handled in its place among the commands. What
+it decides and writes is part of a batch like what commands do: it is handled again when its batch was not committed,
+and it is there once when the batch was. Nobody has to remember an id for that: the same batch holds the proof that the
+work is done, such as the place in a topic or a record without its timer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.engine.commands import Answer, CommandReply, CommandRequest
+from headrace.engine.commands import Answer, CommandReply, CommandRequest, SuccessReply
 from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
-from headrace.engine.work import BatchWork
 from headrace.errors import HeadraceError
 from headrace.model import NewRecord, SoundRecords, TopicPartition
 from headrace.state import BatchName
 
-__all__ = ["CommandBatch", "CommandDeadlines", "LiveAggregates", "PendingCommand", "Stage"]
+__all__ = [
+    "NOTHING_DONE",
+    "NOTHING_HANDLED",
+    "BatchWork",
+    "CommandBatch",
+    "CommandDeadlines",
+    "LiveAggregates",
+    "PendingCommand",
+    "Stage",
+    "TaskSet",
+    "WorkOutcome",
+]
+
+NOTHING_DONE = SuccessReply(0, None, b"[]")
+"""The reply to work that had nothing to do, or that concerns no aggregate."""
+
+NOTHING_HANDLED = HandledCommand(NOTHING_DONE)
+"""Work that changes no aggregate and writes no records."""
+
+
+class WorkOutcome(NamedTuple):
+    """What work leads to, and the partition's own records that change with it."""
+
+    handled: HandledCommand
+    states: Mapping[bytes, bytes] = {}
+
+
+class BatchWork(Protocol):
+    """One piece of work. `decide` may wait and may run again; `finish` decides for the batch that is open."""
+
+    @property
+    def has_aggregate(self) -> bool:
+        """True if it needs the record of the aggregate in whose lane it waits."""
+        ...
+
+    async def decide(self, record: AggregateRecord | None, *, floor: BatchName, now_ms: int) -> Any:  # noqa: ANN401
+        """Return what `finish` needs. Raises HeadraceError if the work can't be done now."""
+        ...
+
+    def finish(
+        self,
+        record: AggregateRecord | None,
+        decided: Any,  # noqa: ANN401
+        *,
+        batch: BatchName,
+        floor: BatchName,
+        now_ms: int,
+    ) -> WorkOutcome | None:
+        """Return what goes into the batch; None if there is nothing to do."""
+        ...
 
 
 class Stage(Enum):
@@ -238,3 +293,24 @@ class LiveAggregates:
         """Drop all: what is committed is read again, what is not is handled again."""
         self._live.clear()
         self._changed.clear()
+
+
+class TaskSet:
+    """Tasks that run beside each other; whoever made the set ends them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something."""
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Cancel what runs, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,15 +13,22 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
-from headrace.engine.background import TaskSet
-from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
+from headrace.engine.batches import (
+    NOTHING_DONE,
+    BatchWork,
+    CommandBatch,
+    LiveAggregates,
+    PendingCommand,
+    Stage,
+    TaskSet,
+    WorkOutcome,
+)
 from headrace.engine.command_lanes import CommandLane, CommandLanes
 from headrace.engine.commands import CommandReply
-from headrace.engine.decisions import Decision, Repeated
+from headrace.engine.context import Decision, Repeated
 from headrace.engine.handling import CommandHandling
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
-from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
 from headrace.observe import extract, is_traced, span
 from headrace.runtime import OWNERS_TRIED, is_suspect

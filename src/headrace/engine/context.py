@@ -1,22 +1,29 @@
-"""What a handler may do besides returning events: persist step by step, write elsewhere, set timers, reply, reject."""
+"""The context of a command's handler, and what the handler decided.
+
+Besides returning events a handler may persist step by step, write elsewhere, set timers, reply and reject. A decision
+is made from what it returned and from what it did with its context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from headrace.engine.commands import check_aggregate_id
+import msgspec
+
+from headrace.engine.commands import CommandReply, check_aggregate_id
 from headrace.engine.models import Engine
 from headrace.engine.results import Reject
-from headrace.engine.timers import Timer, Timers, check_timer_name, due_at_ms, replaced
-from headrace.errors import BadArgument, ContextEnded, NotStorable, UnknownCommand
+from headrace.engine.timers import Cancel, Schedule, Timer, Timers, check_timer_name, due_at_ms, replaced
+from headrace.errors import BadArgument, ContextEnded, HeadraceError, NotStorable, UnknownCommand
 from headrace.model import NewRecord
 from headrace.state import Duration
 
-__all__ = ["CommandContext", "CommandRejected", "EventHandlerFailed"]
+__all__ = ["CommandContext", "CommandRejected", "Decision", "EventHandlerFailed", "Repeated", "decision_of"]
 
 S = TypeVar("S")
+_MANY = (list, tuple)
 
 
 class CommandRejected(Exception):
@@ -211,3 +218,71 @@ class CommandContext(Generic[S]):
             return self._engine.apply(self.state, event)
         except Exception as error:
             raise EventHandlerFailed from error
+
+
+class Repeated(NamedTuple):
+    """A command whose id is remembered: this was its reply."""
+
+    reply: CommandReply
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay.
+
+    `state` counts where there are events, or no journal. `payloads` are the events as they were persisted.
+    """
+
+    state: Any = None
+    events: tuple[Any, ...] = ()
+    outputs: tuple[NewRecord, ...] = ()
+    value: Any = None
+    reject: Reject | None = None
+    error: HeadraceError | None = None
+    now_ms: int = 0
+    timers: Timers | None = None
+    payloads: tuple[bytes | NotStorable, ...] = ()
+
+
+def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
+    """Do what one value of a handler's result stands for: an event, or a change of a timer."""
+    if isinstance(returned, Schedule):
+        command, at, after, name, aggregate = (
+            returned.command,
+            returned.at,
+            returned.after,
+            returned.name,
+            returned.aggregate,
+        )
+        context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
+    elif isinstance(returned, Cancel):
+        context.cancel(returned.name)
+    else:
+        context.persist(returned)
+
+
+def decision_of(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
+    """Return what a handler decided, from what it returned and what it did with its context."""
+    if isinstance(returned, Reject):
+        context.end()
+        return Decision(reject=returned)
+    if returned is not None:
+        if isinstance(returned, _MANY) and not _is_named(returned):
+            for each in returned:
+                _do(context, each)
+        else:
+            _do(context, returned)
+    context.end()
+    return Decision(
+        context.state_left(),
+        tuple(context.events),
+        tuple(context.outputs),
+        context.value,
+        now_ms=context.now_ms,
+        timers=context.timers_left(),
+        payloads=tuple(context.payloads),
+    )
+
+
+def _is_named(value: object) -> bool:
+    """Return True for a NamedTuple, which is one event and not several."""
+    return hasattr(value, "_fields")

@@ -26,8 +26,7 @@ from headrace.engine.commands import (
     shortened_reply,
     value_json,
 )
-from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
-from headrace.engine.decisions import Decision, Repeated, decision_of
+from headrace.engine.context import CommandContext, CommandRejected, Decision, EventHandlerFailed, Repeated, decision_of
 from headrace.engine.journal_records import JournalRecords
 from headrace.engine.models import Engine
 from headrace.engine.records import (

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from headrace.engine.batches import WorkOutcome
 from headrace.engine.command_records import (
     TopicCommandMessage,
     dead_letter,
@@ -29,13 +30,12 @@ from headrace.engine.commands import (
     error_of,
     failed_reply,
 )
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.models import CommandInput, Engine
 from headrace.engine.places import InputPlaces, InputSpan, input_key
 from headrace.engine.pump import LaneWork, WrittenRecords
 from headrace.engine.records import AggregateRecord
-from headrace.engine.work import WorkOutcome
 from headrace.errors import BadArgument, CommandIdReused, CommandTooLate, RecordsLost, UnknownCommand, UnknownTopic
 from headrace.journal import RemovedRecords
 from headrace.log import Log, ensure_topic

@@ -1,21 +1,25 @@
-"""The records of an engine's journal: the Append of a command's events, and the Purge of an aggregate that is gone."""
+"""The records of an engine's journal: the Append of a command's events, and the Purge of an aggregate that is gone.
+
+An engine with `keep_commands` writes the command beside the events that it led to, in the metadata of their Append:
+{"command": {"type": …, "data": …}}, so that later code can be tried on what really happened. A command that led to no
+event is in no journal, and is not kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.engine.commands import CommandRequest
-from headrace.engine.decisions import Decision
-from headrace.engine.kept_commands import metadata_of
+from headrace.engine.context import Decision
 from headrace.engine.models import Engine
 from headrace.journal import AppendOptions, json_event_record, new_append
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
 from headrace.protocol import Purge, check_events, encode_action
 
-__all__ = ["JournalRecords"]
+__all__ = ["JournalRecords", "KeptCommand", "command_in"]
 
 
 class JournalRecords:
@@ -48,7 +52,7 @@ class JournalRecords:
         ]
         options = self._options
         if self._keeps_commands:
-            options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
+            options = msgspec.structs.replace(options, metadata=_metadata_of(request, decision.now_ms))
         with_digest = request.command_id is not None
         new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
         return new.record(self._at, request.aggregate, expected=version, append_id=request.command_id)
@@ -57,3 +61,35 @@ class JournalRecords:
         """Return the record that removes the journal of an aggregate."""
         headers = encode_action(Purge(origin=self._engine.name))
         return NewRecord(self._at.topic, aggregate.encode(), None, headers, self._at.partition)
+
+
+class KeptCommand(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A command as the journal has it: its class, its fields, its id if it had one, and the handler's time."""
+
+    type: str
+    data: Any
+    now_ms: int
+    id: str | None = None
+
+    def request(self, aggregate: str) -> CommandRequest:
+        """Return the command as it was sent to an aggregate."""
+        data = msgspec.json.encode(self.data, order="sorted")
+        return CommandRequest(aggregate=aggregate, kind=self.type, data=data, command_id=self.id)
+
+
+def _metadata_of(request: CommandRequest, now_ms: int) -> Mapping[str, Any] | None:
+    """Return the metadata that keeps a command; None for events that were decided on elsewhere."""
+    if request.is_events:
+        return None
+    kept = KeptCommand(request.kind, msgspec.json.decode(request.data), now_ms, request.command_id)
+    return {"command": msgspec.to_builtins(kept)}
+
+
+def command_in(metadata: object) -> KeptCommand | None:
+    """Return the command in the metadata of an event; None if there is none."""
+    if not isinstance(metadata, Mapping) or "command" not in metadata:
+        return None
+    try:
+        return msgspec.convert(metadata["command"], KeptCommand)
+    except msgspec.ValidationError:
+        return None  # metadata that an application's tool wrote; it is not ours

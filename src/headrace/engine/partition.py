@@ -11,19 +11,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from headrace.cluster import PartitionRequest
-from headrace.engine.background import OwnerWork, TaskSet
+from headrace.engine.background import EngineHousekeeping, OwnerWork
 from headrace.engine.batch_commits import BatchCommits
-from headrace.engine.batches import CommandDeadlines, LiveAggregates, PendingCommand, Stage
+from headrace.engine.batches import BatchWork, CommandDeadlines, LiveAggregates, PendingCommand, Stage, TaskSet
 from headrace.engine.command_queue import CommandQueue, Outcome
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
-from headrace.engine.housekeeping import EngineHousekeeping
 from headrace.engine.places import InputPlaces
 from headrace.engine.ports import PartitionOwner
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timer_loop import PartitionTime, TimerLoop
 from headrace.engine.tokens import PartitionTokens
-from headrace.engine.work import BatchWork
 from headrace.errors import (
     Busy,
     CommandExpired,

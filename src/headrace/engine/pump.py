@@ -14,14 +14,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from headrace.engine import metrics
-from headrace.engine.batches import PendingCommand
+from headrace.engine.batches import NOTHING_DONE, NOTHING_HANDLED, BatchWork, PendingCommand, WorkOutcome
 from headrace.engine.command_records import dead_letter, place_of
 from headrace.engine.commands import Answer
 from headrace.engine.handling import HandledCommand
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timer_loop import SubmitWork
-from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.errors import (
     HeadraceError,
     InputRecordsLost,

@@ -24,7 +24,7 @@ from headrace.cluster import OwnedPartition, PartitionTakeover
 from headrace.engine.auditing import JournalEvents, journal_topic_of, stored_values
 from headrace.engine.commands import SuccessReply, encode_reply
 from headrace.engine.folding import AggregateFold
-from headrace.engine.kept_commands import command_in
+from headrace.engine.journal_records import command_in
 from headrace.engine.models import Engine, EngineLimits
 from headrace.engine.records import (
     FORGOTTEN_KEY,

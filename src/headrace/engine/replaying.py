@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from headrace.engine.auditing import EngineAuditor, JournalEvents, Suspect
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling
-from headrace.engine.kept_commands import KeptCommand, command_in
+from headrace.engine.journal_records import KeptCommand, command_in
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.engine.topics import RecordLimits

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from headrace.engine import metrics
-from headrace.engine.batches import PendingCommand
+from headrace.engine.batches import NOTHING_DONE, NOTHING_HANDLED, BatchWork, PendingCommand, WorkOutcome
 from headrace.engine.commands import Answer, CommandRequest, FailedReply, SuccessReply, error_of
-from headrace.engine.decisions import Decision
+from headrace.engine.context import Decision
 from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due, replaced
-from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.errors import NotPartitionOwner
 from headrace.observe import get_logger
 from headrace.runtime import OWNERS_TRIED, Backoff, Clock, is_suspect, is_tried_alone

@@ -1,21 +1,78 @@
-"""Admission: who sent a request, what this caller may do, and how much of the gateway it may use."""
+"""Admission: who sent a request, by its token or its signature, what this caller may do, and how much it may use."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager
+from functools import lru_cache
 
-from headrace.access import Caller
+from starlette.datastructures import Headers
+
+from headrace.access import Caller, GrantBook, Tokens, bearer_token
 from headrace.config import GatewaySettings
 from headrace.errors import BodyTooLarge, Forbidden, TimedOut, Unauthenticated, WrongMediaType
 from headrace.gateway.exchange import Exchange
-from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.limits import BodyBytes, Rates, Slots
 from headrace.gateway.metrics import IN_FLIGHT, REFUSED
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import Match
+from headrace.gateway.signatures import MessageSignatures, SignedParts
 
 __all__ = ["Admission"]
+
+
+class _Authentication:
+    """Finds the caller of a request.
+
+    Promises: credentials that are wrong are refused, never ignored; a request without any is the anonymous caller's.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        secrets = {key_id: secret.get_secret_value() for key_id, secret in settings.signatures.secrets.items()}
+        self._grants = book = GrantBook(settings.grants, has_authentication=settings.has_authentication)
+        self.anonymous = lru_cache(maxsize=1024)(book.anonymous)  # by address
+        self._tokens = Tokens(settings.jwt) if settings.jwt.jwks is not None else None
+        self._signatures = MessageSignatures(secrets, window_s=settings.signatures.window_s) if secrets else None
+
+    @staticmethod
+    def is_signed(headers: Headers) -> bool:
+        """Return True if the body is part of the credentials, so that `check_body` must be called."""
+        return "signature-input" in headers
+
+    @staticmethod
+    def check_body(headers: Headers, body: bytes) -> None:
+        """Raise Unauthenticated if a signed request has another body than its signature covers."""
+        if "signature-input" in headers:
+            MessageSignatures.check_body(headers, body)
+
+    async def caller(self, headers: Headers, parts: SignedParts | None, *, address: str = "") -> Caller:
+        """Return the caller, before the body is read: nobody fills the memory without credentials.
+
+        `parts` are needed for a signed request. Raises Unauthenticated.
+        """
+        sent = headers.getlist("authorization")
+        if sent and "signature-input" in headers:
+            raise Unauthenticated("send a token or a signature, not both")
+        if "signature-input" in headers:
+            if self._signatures is None or parts is None:
+                raise Unauthenticated("this gateway takes no signatures")
+            return self._grants.caller(self._signatures.key_id(headers, parts))
+        if sent:
+            return await self._bearer(sent)
+        return self.anonymous(address)
+
+    async def _bearer(self, sent: list[str]) -> Caller:
+        token = bearer_token(sent)
+        if self._tokens is None:
+            raise Unauthenticated("this gateway takes no tokens")
+        facts = await self._tokens.facts(token)
+        return self._grants.caller(facts.subject, facts.roles, expires_s=facts.expires_s)
+
+
+def _signed_parts(method: str, raw_path: bytes, query: bytes, headers: Headers) -> SignedParts:
+    """Return what of a request its signature may cover."""
+    fields = {name: ", ".join(headers.getlist(name)) for name in headers}
+    return SignedParts(method, raw_path.decode("latin-1"), query.decode("latin-1"), headers.get("host", ""), fields)
 
 
 class Admission:
@@ -27,7 +84,7 @@ class Admission:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._authentication = Authentication(settings)
+        self._authentication = _Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
         self._bodies = BodyBytes(settings.max_bodies_bytes)
         most, per_caller = settings.max_requests_in_flight, settings.max_requests_in_flight_per_caller
@@ -79,7 +136,7 @@ class Admission:
         scope, address = exchange.scope, exchange.address
         parts = None
         if self._authentication.is_signed(exchange.headers):
-            parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
+            parts = _signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
             caller = await self._authentication.caller(exchange.headers, parts, address=address)
         except Unauthenticated:

@@ -20,8 +20,7 @@ from headrace.errors import (
     ReplyNotReadable,
     WrongVersion,
 )
-from headrace.gateway.etags import etag_of, has_version
-from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse
+from headrace.gateway.requests import JSON_HEADERS, GatewayRequest, ReadyResponse, etag_of, has_version
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,

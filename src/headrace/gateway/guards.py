@@ -23,7 +23,7 @@ from headrace.config import GatewaySettings
 from headrace.errors import RateExceeded
 from headrace.gateway.limits import Rates
 from headrace.gateway.metrics import CONNECTIONS, REFUSED
-from headrace.gateway.pushes import MORE_FRAMES, PUSHES
+from headrace.gateway.socket_wire import MORE_FRAMES, PUSHES
 
 __all__ = ["ConnectionGuards", "GuardedSocket", "frame_head"]
 

@@ -10,8 +10,7 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
-from headrace.gateway.etags import ANY_VERSION, etag_of, has_version, versions_in
-from headrace.gateway.requests import GatewayRequest, ReadyResponse
+from headrace.gateway.requests import ANY_VERSION, GatewayRequest, ReadyResponse, etag_of, has_version, versions_in
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,

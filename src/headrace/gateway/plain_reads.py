@@ -17,12 +17,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 from headrace.errors import WrongMediaType
 from headrace.gateway.admission import Admission
-from headrace.gateway.etags import has_version
 from headrace.gateway.exchange import NOT_PLAIN, OWN_HEADERS, RequestHeaders, new_request_id
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes
 from headrace.gateway.metrics import RequestClocks
 from headrace.gateway.origins import Origins
-from headrace.gateway.requests import wanted_media_type
+from headrace.gateway.requests import has_version, wanted_media_type
 from headrace.gateway.routes import JSON, TOKEN_HEADER
 from headrace.gateway.state_forms import StateForm
 from headrace.gateway.suspension import Suspension

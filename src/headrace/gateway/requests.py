@@ -1,7 +1,11 @@
-"""A request as handlers see it: checked parameters, the body, and what the caller wants; and answers that are ready."""
+"""A request as handlers see it: checked parameters, the body, and what the caller wants; and answers that are ready.
+
+Versions are ETags: what If-Match and If-None-Match say (RFC 9110), and what that means for a read or a write.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -17,20 +21,28 @@ from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
 from headrace.model import combine_tokens
 
 __all__ = [
+    "ANY_VERSION",
     "JSON_HEADERS",
     "GatewayRequest",
     "ReadyResponse",
     "chosen_media_type",
+    "etag_of",
+    "has_version",
     "is_json_type",
+    "versions_in",
     "wanted_media_type",
     "whole_number",
 ]
 
 T = TypeVar("T")
+ANY_VERSION = "*"
 JSON_HEADERS = ((b"content-type", JSON.encode()), (b"cache-control", b"no-store"))
 _WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
 _MOST_DIGITS = 20  # of the largest number that any parameter takes
 _MOST_ACCEPT_CHARS = 200  # of a header Accept whose meaning is remembered
+_ETAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
+_ETAG = re.compile(r'(W/)?"([^"]*)"')
+_MOST_VERSION_DIGITS = 19
 
 
 class GatewayRequest:
@@ -213,3 +225,42 @@ def _quality(media: str, ranges: Sequence[tuple[str, float]]) -> float:
         if found:
             return max(found)
     return 0.0
+
+
+def etag_of(version: int) -> str:
+    """Return the ETag of a version."""
+    return f'"{version}"'
+
+
+def has_version(headers: Headers, version: int) -> bool:
+    """Return True if If-None-Match says that the caller has this version, so that 304 is the answer.
+
+    A proxy that has compressed an answer marks its ETag as weak, and sends it so. What is no list of ETags names none.
+    """
+    given = headers.getlist("if-none-match")
+    if not given:
+        return False
+    sent = ", ".join(given).strip()
+    if sent == ANY_VERSION:
+        return True
+    return bool(_ETAGS.fullmatch(sent)) and str(version) in {text for _, text in _ETAG.findall(sent)}
+
+
+def versions_in(headers: Headers) -> frozenset[int] | str | None:
+    """Return the versions that If-Match names, or `ANY_VERSION`; None without that header. Raises BadArgument.
+
+    A weak ETag, and one that no version has, never fits a write.
+    """
+    given = headers.getlist("if-match")
+    if not given:
+        return None
+    sent = ", ".join(given).strip()
+    if sent == ANY_VERSION:
+        return ANY_VERSION
+    if not _ETAGS.fullmatch(sent):
+        raise BadArgument("If-Match", sent[:60], 'it is the ETag of a value, as in "7", or *')
+    return frozenset(
+        int(text)
+        for weak, text in _ETAG.findall(sent)
+        if not weak and text.isascii() and text.isdigit() and len(text) <= _MOST_VERSION_DIGITS
+    )

@@ -31,19 +31,28 @@ from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import NO_SCHEMA, SIGN_OF_LIFE, VALUE, PushQueue, encode_push, schema_id_asked
-from headrace.gateway.socket_collections import send_collection
-from headrace.gateway.socket_messages import SocketMessages
 from headrace.gateway.socket_requests import (
     MANY_KEYS,
     Collect,
     Publish,
+    SocketMessages,
     Subscribe,
     Unsubscribe,
     asked_in,
+    send_collection,
     socket_request,
 )
-from headrace.gateway.socket_wire import SocketLeft, SocketTypes, SocketWire
+from headrace.gateway.socket_wire import (
+    NO_SCHEMA,
+    SIGN_OF_LIFE,
+    VALUE,
+    PushQueue,
+    SocketLeft,
+    SocketTypes,
+    SocketWire,
+    encode_push,
+    schema_id_asked,
+)
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
 from headrace.serde import Registry, is_framed, schema_id_of

@@ -23,8 +23,7 @@ from headrace.keyspace.declaration import (
 )
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
 from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_phase
-from headrace.keyspace.push_storage import PushLetter
-from headrace.keyspace.pushing import PushedChange, PushHook, PushRunner
+from headrace.keyspace.pushing import PushedChange, PushHook, PushLetter, PushRunner
 from headrace.keyspace.resizing import ResizeReport, resize_keyspace, specs_of
 from headrace.keyspace.results import NO_VALUE, KeyRead, KeyWritten, Scattered, TokenReply
 from headrace.keyspace.streams import InputStream, StreamContext

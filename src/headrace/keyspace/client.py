@@ -16,12 +16,12 @@ from headrace.errors import (
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.collections import CollectionEvent, follow_collection
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
-from headrace.keyspace.message_calls import MessageCalls
 from headrace.keyspace.messages import (
     PUT_CONFLICT,
     Call,
     Entry,
     GetValue,
+    MessageCalls,
     MessageCodecs,
     PlacedReply,
     PutValue,

@@ -15,13 +15,12 @@ from headrace.keyspace.calls import REPLIES, CallRunner
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
 from headrace.keyspace.inputs import INPUTS, CommitUnit, InputPump
-from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, group_of
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, StateShapes, group_of
 from headrace.keyspace.messages import MessageCodecs, PollChanges, decode_operation
 from headrace.keyspace.partition import KeyspacePartition
 from headrace.keyspace.reads import CommittedValue
 from headrace.keyspace.resizing import specs_of
 from headrace.keyspace.routes import KeyspaceRoute
-from headrace.keyspace.state_shapes import StateShapes
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock

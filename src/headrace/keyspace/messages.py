@@ -1,22 +1,26 @@
 """What callers send to a partition of a keyspace, and what comes back: the bytes inside of a cluster's requests.
 
 Keys and values travel as the bytes that the changelog has, messages and replies in the codec that follows from their
-classes, so nodes of different versions understand one another as far as their schemas do.
+classes, so nodes of different versions understand one another as far as their schemas do. `MessageCalls` finds the
+handler that is for a message, what routes it, and the call that travels.
 """
 
 from __future__ import annotations
 
+import itertools
 import types
 import typing
+import uuid
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.errors import AskCycle, BadArgument, NotStorable, ReplyNotReadable
+from headrace.errors import AskCycle, BadArgument, NotStorable, ReplyNotReadable, UnknownMessage
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.model import ConsistencyToken, TokenPlace
 from headrace.observe import inject
+from headrace.protocol import is_utf8
 from headrace.runtime import error_text
 from headrace.serde import Registry
 from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
@@ -29,6 +33,8 @@ __all__ = [
     "Entry",
     "FindByIndex",
     "GetValue",
+    "KeyedCall",
+    "MessageCalls",
     "MessageCodecs",
     "Operation",
     "PlacedReply",
@@ -44,6 +50,8 @@ __all__ = [
     "longer_chain",
     "traced",
 ]
+
+_ID_AT_MOST = 300
 
 
 class _Operation(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -316,3 +324,71 @@ def _without_none(kind: Any) -> tuple[Any, bool]:  # noqa: ANN401
     parts = [part for part in typing.get_args(kind) if part is not types.NoneType]
     is_optional = len(parts) < len(typing.get_args(kind))
     return (parts[0] if len(parts) == 1 else typing.Union[tuple(parts)]), is_optional  # noqa: UP007
+
+
+class KeyedCall(NamedTuple):
+    """A call of a handler, and the bytes that decide its partition."""
+
+    handler: HandlerSpec
+    routing: bytes
+    call: Call
+
+
+class MessageCalls:
+    """Makes the calls of one client. The codecs were opened before."""
+
+    def __init__(self, spec: KeyspaceSpec, codecs: MessageCodecs) -> None:
+        self._spec = spec
+        self._codecs = codecs
+        self._requests_of = uuid.uuid4().hex
+        self._requests = itertools.count(1)
+
+    def handler_of(self, message: object) -> HandlerSpec:
+        """Return the handler of a message. Raises UnknownMessage."""
+        handler = self._spec.handler_of(message)
+        if handler is None:
+            known = ", ".join(sorted(self._spec.handlers)) or "nothing"
+            raise UnknownMessage(self._spec.name, type(message).__name__, known)
+        return handler
+
+    def asked(self, message: object, chain: tuple[Entry, ...], message_id: str | None) -> KeyedCall:
+        """Return the call of a message whose reply is waited for. Raises UnknownMessage, BadArgument, AskCycle."""
+        handler = self.handler_of(message)
+        routing, key = _key_of(handler, message)
+        if message_id is not None and not _is_id(message_id):
+            raise BadArgument("message_id", message_id, f"an id is a text of 1 to {_ID_AT_MOST} characters")
+        if not isinstance(chain, tuple):
+            raise BadArgument("chain", chain, "it must be a tuple of keyspaces and keys")
+        longer_chain(chain, (self._spec.name, key))  # before it waits behind the request that it would wait for
+        return KeyedCall(handler, routing, self._call(message, key, chain))
+
+    def told(self, message: object) -> tuple[bytes, bytes]:
+        """Return what routes a message that nobody waits for, and what travels. Raises UnknownMessage, BadArgument."""
+        routing, key = _key_of(self.handler_of(message), message)
+        return routing, encode(self._call(message, key))
+
+    def scattered(self, message: object) -> tuple[HandlerSpec, bytes]:
+        """Return the handler of a message to all partitions, and what travels. Raises UnknownMessage, BadArgument."""
+        handler = self.handler_of(message)
+        if handler.key_of is not None:
+            raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
+        return handler, encode(self._call(message, None))
+
+    def _call(self, message: object, key: bytes | None, chain: tuple[Entry, ...] = ()) -> Call:
+        """Return a call with an id that no other request has."""
+        request = f"{self._requests_of}-{next(self._requests)}"
+        return Call(type(message).__name__, self._codecs.message_bytes(message), key, request, chain)
+
+
+def _is_id(message_id: object) -> bool:
+    """Return True for a text that a kept reply can be found by."""
+    if not isinstance(message_id, str) or not 1 <= len(message_id) <= _ID_AT_MOST:
+        return False
+    return message_id.isascii() or is_utf8(message_id)
+
+
+def _key_of(handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
+    """Return the bytes that decide the partition, and the key's own."""
+    if handler.key_of is None:
+        raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
+    return key_bytes(handler.key_of(message))

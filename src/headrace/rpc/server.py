@@ -1,4 +1,4 @@
-"""Serving commands over gRPC: the listener, and what happens around each call."""
+"""Serving commands over gRPC: the listener, who sends a call, and what happens around each call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from headrace.access import Caller, host_and_port, is_loopback
+from headrace.access import Caller, CallerRates, GrantBook, Tokens, bearer_token, host_and_port, is_loopback
 from headrace.cluster import grpc_library, server_credentials, server_options
 from headrace.config import GrpcSettings
 from headrace.engine import EngineClient
-from headrace.errors import Busy, GrpcListenFailed, GrpcUnprotected, NotFound
+from headrace.errors import Busy, GrpcListenFailed, GrpcUnprotected, NotFound, RateExceeded, Unauthenticated
 from headrace.observe import HealthState, extract, get_logger, span
-from headrace.rpc.callers import GrpcCallers
 from headrace.rpc.messages import ENGINES, HEALTH, HealthReply, HealthRequest, ReadMessage, SendMessage, decoded
 from headrace.rpc.metrics import CALLS, IN_FLIGHT, REFUSED
 from headrace.rpc.service import EngineCalls
@@ -81,7 +80,7 @@ class _Service:
         self._calls = calls
         self._settings = settings
         self._health = health
-        self._callers = GrpcCallers(settings)
+        self._callers = _Callers(settings)
         self._in_flight = 0
         self.is_closing = False
 
@@ -190,3 +189,46 @@ def _listen(server: Any, settings: GrpcSettings) -> int:  # noqa: ANN401 - grpc'
     except RuntimeError as error:
         raise GrpcListenFailed(listen, str(error).partition(";")[0]) from error
     return port
+
+
+class _Callers:
+    """Finds the caller of each call.
+
+    Promises: credentials that are wrong are refused, never ignored; a call without any is the anonymous caller's.
+    """
+
+    def __init__(self, settings: GrpcSettings) -> None:
+        self._grants = GrantBook(settings.grants, has_authentication=settings.has_authentication)
+        self._tokens = Tokens(settings.jwt) if settings.has_authentication else None
+        self._rates = CallerRates(settings.requests_per_s, settings.burst)
+
+    async def admit(self, authorization: Sequence[str], peer: str) -> Caller:
+        """Return the caller, and count the call. `peer` is gRPC's name of the other end.
+
+        Raises Unauthenticated, RateExceeded; Unreachable if the keys of tokens can't be read.
+        """
+        address = peer.rpartition(":")[0] or peer
+        try:
+            caller = await self._caller(authorization)
+        except Unauthenticated:
+            REFUSED.labels("credentials").inc()
+            self._count(address)
+            raise
+        self._count(address if caller.is_anonymous else f"subject {caller.subject}")
+        return caller
+
+    async def _caller(self, authorization: Sequence[str]) -> Caller:
+        if not authorization:
+            return self._grants.anonymous()
+        token = bearer_token(authorization)
+        if self._tokens is None:
+            raise Unauthenticated("this node takes no tokens")
+        facts = await self._tokens.facts(token)
+        return self._grants.caller(facts.subject, facts.roles, expires_s=facts.expires_s)
+
+    def _count(self, who: str) -> None:
+        try:
+            self._rates.take(who)
+        except RateExceeded:
+            REFUSED.labels("rate").inc()
+            raise

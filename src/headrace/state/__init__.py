@@ -13,7 +13,6 @@ from headrace.state.arguments import (
     check_staleness,
     place_after,
 )
-from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
     BatchName,
@@ -30,13 +29,12 @@ from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
-from headrace.state.partition import StatePartition
-from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
+from headrace.state.partition import StatePartition, place_of
+from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite, open_state_store
 from headrace.state.replica import StateReplica
 from headrace.state.state import State, StateChange, StatePage, StateRead
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
-from headrace.state.tokens import place_of
 from headrace.state.unique_values import DuplicateValue, find_duplicates
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import (

@@ -1,16 +1,21 @@
-"""One partition of several states in one process: their copies, and the writer if this process owns the partition."""
+"""One partition of several states in one process: their copies, and the writer if this process owns the partition.
+
+A read that is given a consistency token looks at the places in the changelog that it reads from, and at no others: what
+was written elsewhere does not concern it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from headrace.errors import BadArgument, HeadraceError, TimedOut
-from headrace.log import Log
-from headrace.model import ConsistencyToken, Record, TopicPartition
+from headrace.errors import BadArgument, HeadraceError, StateStale, TimedOut
+from headrace.log import Log, check_token
+from headrace.model import ConsistencyToken, Record, TokenPlace, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock
 from headrace.serde import Registry
@@ -22,11 +27,10 @@ from headrace.state.ports import ChangelogWriter, KeyValueStore
 from headrace.state.reader import ChangelogReader
 from headrace.state.replica import StateReplica
 from headrace.state.state import State
-from headrace.state.tokens import check_owner_token, check_standby_token
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import ValueCodec, codec_of
 
-__all__ = ["StatePartition"]
+__all__ = ["StatePartition", "place_of"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,6 +40,7 @@ _EXPIRY_BATCH = 500
 _LOOK_AGAIN_S = 0.002
 _APPLY_TIMEOUT_S = 30.0
 _BACKOFF = Backoff(limit_s=5.0)
+_GENERATION = re.compile(r"\.\d+$")  # at the end of a topic's name
 
 _logger = get_logger(__name__)
 
@@ -283,8 +288,8 @@ class StatePartition:
         """
         replica = self.replica(name)
         if not replica.is_owned:
-            check_standby_token(replica, token)
-        elif not await check_owner_token(self._log, replica, token):
+            _check_standby_token(replica, token)
+        elif not await _check_owner_token(self._log, replica, token):
             await self._applied(timeout_s)
 
     async def _applied(self, timeout_s: float) -> None:
@@ -314,3 +319,43 @@ class StatePartition:
             replica.feed.restart("the partition is closed")
         for store in self._stores:
             store.close()
+
+
+def place_of(replica: StateReplica) -> TokenPlace | None:
+    """Return the last place that the copy is whole at; None if there is none yet."""
+    complete = replica.complete_offset
+    if not complete:
+        return None
+    return TokenPlace(replica.topic.name, replica.topic.topic_id, replica.at.partition, complete - 1)
+
+
+def _check_standby_token(replica: StateReplica, token: ConsistencyToken) -> None:
+    """Refuse a read at a standby that does not surely have what the token names; the owner has it. Raises StateStale.
+
+    Also if the topic is another one: the owner knows best which topic there is.
+    """
+    name, complete = replica.topic.name, replica.complete_offset or 0
+    for place in token.places:
+        if _GENERATION.sub("", place.topic) != _GENERATION.sub("", name):
+            continue
+        if (place.topic, place.topic_id) != (name, replica.topic.topic_id):
+            raise StateStale(replica.spec.name, f"the token is of topic {place.topic!r} with the id {place.topic_id!r}")
+        if place.partition >= replica.topic.partitions:
+            raise StateStale(replica.spec.name, f"the token is of partition {place.partition}")
+        if place.partition == replica.at.partition and place.offset >= complete:
+            raise StateStale(replica.spec.name, f"the token names offset {place.offset}, it is whole below {complete}")
+
+
+async def _check_owner_token(log: Log, replica: StateReplica, token: ConsistencyToken) -> bool:
+    """Check what a token names against the owner's copy and its log.
+
+    Returns False if the log has the record, and the copy does not name it: then it was written for the owner's own
+    purposes, or is being applied at this moment. Raises TokenOfOtherTopic, BadToken, TokenAhead.
+    """
+    is_applied = True
+    for place in token.of_topic(replica.topic.name):
+        place.check(replica.topic)
+        if place.partition == replica.at.partition and place.offset >= (replica.complete_offset or 0):
+            await check_token(log, ConsistencyToken((place,)))
+            is_applied = False
+    return is_applied

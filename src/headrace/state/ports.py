@@ -1,16 +1,18 @@
 """What a state needs from others: a store that keeps the bytes of one partition, and a writer for its changelog.
 
-A store implements `KeyValueStore` and passes `headrace.testing.conformance.KeyValueStoreConformance`.
+A store implements `KeyValueStore` and passes `headrace.testing.conformance.KeyValueStoreConformance`;
+`open_state_store` finds it by its address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from headrace.model import NewRecord, Position
+from headrace.runtime import load_backend
 
-__all__ = ["ChangelogWriter", "KeyValueStore", "StoreWrite", "StoredPair"]
+__all__ = ["ChangelogWriter", "KeyValueStore", "StoreWrite", "StoredPair", "open_state_store"]
 
 # A key with its value, or with None to delete it.
 StoreWrite: TypeAlias = tuple[bytes, bytes | None]
@@ -68,3 +70,12 @@ class ChangelogWriter(Protocol):
     async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Write the records in one transaction; returns where each landed, in order."""
         ...
+
+
+async def open_state_store(address: str) -> KeyValueStore:
+    """Open the store at `address`: `memory:`, `rocksdb:./folder`, or what an installed package serves.
+
+    A store is an entry point of the group `headrace.state`, named by its scheme: an async function of the address.
+    """
+    open_backend = load_backend("state", address)
+    return cast("KeyValueStore", await open_backend(address))

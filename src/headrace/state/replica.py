@@ -27,12 +27,19 @@ from headrace.state.changelog import (
     parse_record,
     plain_change,
 )
-from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.declaration import StateSpec
 from headrace.state.expiry import is_due
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
 from headrace.state.ports import KeyValueStore, StoredPair
-from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
+from headrace.state.progress import (
+    ChangelogProgress,
+    Checkpoint,
+    Opening,
+    decide_opening,
+    decode_checkpoint,
+    encode_checkpoint,
+    limits_of,
+)
 from headrace.state.subscriptions import ChangeFeed, FeedSource, raw_change
 from headrace.state.table import (
     PLAIN_ROW,

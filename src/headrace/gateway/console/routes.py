@@ -23,12 +23,11 @@ from headrace.errors import (
     NotFound,
     OutdatedTables,
 )
-from headrace.gateway.console.charts import ChartPoint
 from headrace.gateway.console.cluster_facts import cluster_as_json, cluster_problems
 from headrace.gateway.console.pages import ConsolePages
 from headrace.gateway.console.ports import ConsoleOutbox, ConsoleParts, DeadChange, TopicFacts
-from headrace.gateway.console.recorder import ConsoleRecorder, now_ms
-from headrace.gateway.console.shown_bytes import BytesRenderer
+from headrace.gateway.console.recorder import ChartPoint, ConsoleRecorder, now_ms
+from headrace.gateway.event_json import BytesRenderer
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
 from headrace.journal import Moment
