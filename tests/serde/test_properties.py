@@ -35,6 +35,42 @@ def test_random_classes_come_back(data: st.DataObject, hinted: Hinted) -> None:
     assert generic.to_json(generic.decode(encoded)) == codec.to_json(value)
 
 
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["null", "long"])
+)
+_ENVELOPES = ("type", "data")
+JSON: st.SearchStrategy[Any] = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.fixed_dictionaries(dict.fromkeys(_ENVELOPES, inner))
+    ),
+    max_leaves=6,
+)
+
+
+def _spoiled(data: st.DataObject, shown: Any) -> Any:
+    """Return JSON with something else in one place of it."""
+    if isinstance(shown, dict) and shown and data.draw(st.integers(0, 3)):
+        name = data.draw(st.sampled_from(sorted(shown)))
+        return {**shown, name: _spoiled(data, shown[name])}
+    if isinstance(shown, list) and shown and data.draw(st.integers(0, 3)):
+        return [_spoiled(data, shown[0]), *shown[1:]]
+    return data.draw(JSON)
+
+
+@settings(SETTINGS, max_examples=150)
+@given(st.data(), CLASSES)
+def test_json_that_does_not_fit_is_not_decodable_and_nothing_else(data: st.DataObject, hinted: Hinted) -> None:
+    """V7: whatever stands in one place of the JSON of a value, it is read, or NotDecodable says where it is wrong."""
+    hint, strategy = hinted
+    codec: Codec[Any] = Codec(hint)
+    spoiled = _spoiled(data, json.loads(json.dumps(codec.to_json(data.draw(strategy)))))
+    with contextlib.suppress(NotDecodable):
+        codec.encode(codec.from_json(spoiled))
+
+
 @SETTINGS
 @given(st.data(), schemas(), schemas())
 def test_what_is_called_readable_is_read(data: st.DataObject, old: dict[str, Any], new: dict[str, Any]) -> None:

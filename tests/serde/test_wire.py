@@ -266,3 +266,13 @@ def test_decimals_keep_their_value() -> None:
     for text in ("0", "-0.000000000000000001", "99999999999999999999.999999999999999999"):
         assert codec.decode(codec.encode(Decimal(text))) == Decimal(text)
     assert schema_of(Decimal).text == '{"type":"bytes","logicalType":"decimal","precision":38,"scale":18}'
+
+
+@pytest.mark.parametrize(
+    ("hint", "wrong"),
+    [(uuid.UUID, 5), (uuid.UUID, []), (int | str, {"type": [], "data": 1}), (int | str, {"type": {}, "data": 1})],
+)
+def test_json_of_the_wrong_kind_is_not_decodable(hint: Any, wrong: object) -> None:
+    """V7: a number is no UUID, and a list names no branch of a union."""
+    with pytest.raises(NotDecodable):
+        Codec(hint).from_json(wrong)

@@ -142,7 +142,8 @@ def _branch_of_json(shape: UnionShape, value: Any, where: str) -> tuple[Shape, A
         return by_name["null"], None
     if is_optional(shape):
         return next(branch for name, branch in by_name.items() if name != "null"), value
-    if isinstance(value, Mapping) and value.keys() == _ENVELOPE and value["type"] in by_name:
+    is_named = isinstance(value, Mapping) and value.keys() == _ENVELOPE and isinstance(value["type"], str)
+    if is_named and value["type"] in by_name:
         branch = by_name[value["type"]]
         return branch, value if isinstance(branch, RecordShape) else value["data"]
     for name in _BARE.get(type(value), ()):
@@ -187,6 +188,12 @@ def _float(value: Any) -> float:  # noqa: ANN401
     return float(value)
 
 
+def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
+    if not isinstance(value, str):  # UUID itself raises AttributeError
+        raise TypeError("it must be a text")
+    return uuid.UUID(value)
+
+
 def _decimal(value: Any) -> Decimal:  # noqa: ANN401
     # By way of text: 0.1 means a tenth, not the nearest binary number.
     return Decimal(str(value))
@@ -202,7 +209,7 @@ _PARSERS: dict[type, Any] = {
     dt.datetime: dt.datetime.fromisoformat,
     dt.date: dt.date.fromisoformat,
     dt.time: dt.time.fromisoformat,
-    uuid.UUID: uuid.UUID,
+    uuid.UUID: _uuid,
     Decimal: _decimal,
 }
 
