@@ -13,7 +13,7 @@ from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
 from headrace.runtime.open_files import raise_open_files
-from headrace.runtime.plugins import load_backend, load_named
+from headrace.runtime.plugins import folder_of, load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.suspects import OWNERS_TRIED, is_suspect, is_tried_alone, suspect_text
@@ -39,6 +39,7 @@ __all__ = [
     "crash_point",
     "elapsed_ms",
     "error_text",
+    "folder_of",
     "has_ended",
     "in_thread",
     "is_suspect",
