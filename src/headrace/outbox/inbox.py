@@ -186,7 +186,7 @@ class Inbox:
         """
         db = begun(_connection(where))
         need_transaction(db, "accept")
-        return execute(db, self._insert(db.dialect.name), self._row(record)).rowcount == 1
+        return execute(db, *self.accepting(db.dialect.name, record)).rowcount == 1
 
     async def accept_async(self, where: AsyncInTransaction, record: Record) -> bool:
         """The same for coroutines."""
@@ -269,20 +269,25 @@ class Inbox:
 
     def forget(self, where: InTransaction, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
-        db, age_s = _connection(where), _checked_age(older_than_s)
-        now = dialect_of(db.dialect.name).now_ms
-        sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
-        asked = {"consumer": self.consumer, "age_ms": int(age_s * 1000)}
-        return execute(db, renamed(sql, self._table_prefix), asked).rowcount
+        db = _connection(where)
+        return execute(db, *self.forgetting(db.dialect.name, older_than_s)).rowcount
 
-    def _insert(self, dialect: str) -> str:
+    def accepting(self, dialect: str, record: Record) -> tuple[str, dict[str, Any]]:
+        """Return the statement that remembers an event, unless it is known, with its parameters."""
         sql = dialect_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
-        return renamed(sql, self._table_prefix)
+        return renamed(sql, self._table_prefix), self._row(record)
+
+    def forgetting(self, dialect: str, older_than_s: float) -> tuple[str, dict[str, Any]]:
+        """Return the statement that forgets old events, with its parameters. Raises BadArgument."""
+        asked = {"consumer": self.consumer, "age_ms": int(_checked_age(older_than_s) * 1000)}
+        now = dialect_of(dialect).now_ms
+        sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
+        return renamed(sql, self._table_prefix), asked
 
     def _event_id(self, record: Record) -> str:
-        return self._row(record)["event_id"]
+        return str(self._row(record)["event_id"])
 
-    def _row(self, record: Record) -> dict[str, str]:
+    def _row(self, record: Record) -> dict[str, Any]:
         """An event from elsewhere has no id; its place in the log is as good, though not across a re-send."""
         place = f"{record.topic}[{record.partition}]@{record.offset}"
         return {"consumer": self.consumer, "event_id": _storable(event_id_of(record.headers) or place)}

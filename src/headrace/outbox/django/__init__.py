@@ -23,6 +23,7 @@ from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.outbox.django.addresses import database_url as database_url
+    from headrace.outbox.django.inbox import DjangoInbox as DjangoInbox
     from headrace.outbox.django.publish import DjangoOutbox as DjangoOutbox
     from headrace.outbox.django.publish import DjangoProducer as DjangoProducer
 
@@ -30,6 +31,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "headrace.outbox.django.addresses": "database_url",
+        "headrace.outbox.django.inbox": "DjangoInbox",
         "headrace.outbox.django.publish": "DjangoOutbox DjangoProducer",
     },
     extras={"django": "django", "sqlalchemy": "django"},
