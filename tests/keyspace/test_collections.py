@@ -16,7 +16,8 @@ from tests.keyspace.setting import Place, serving
 
 from headrace.errors import StateOffline
 from headrace.keyspace.collections import CollectionEvent, CollectionSource, KeyRange, RangePage, follow_collection
-from headrace.state import StateChange
+from headrace.keyspace.state_copies import range_of
+from headrace.state import OrderedKeys, StateChange
 
 KEYS = "abcde"
 
@@ -162,6 +163,19 @@ def test_a_range_is_narrowed_by_both_ends() -> None:
     assert KeyRange(b"a", b"b").narrowed(None, b"c") == KeyRange(b"a", b"b")
     assert KeyRange(b"", None).narrowed(None, None) == KeyRange(b"", None)
     assert [key for key in (b"a", b"ab", b"ac", b"b") if KeyRange(b"ab", b"b").holds(key)] == [b"ab", b"ac"]
+
+
+def test_an_empty_first_part_is_a_part() -> None:
+    """G6: a prefix of an empty text holds all texts, but of compound keys those whose first part is empty."""
+    everything = KeyRange(b"", None)
+    assert range_of(OrderedKeys(str), "", None, None) == (everything, None)
+    compound = OrderedKeys(tuple[str, int])
+    for whole in (None, ()):
+        assert range_of(compound, whole, None, None) == (everything, None)
+    for empty in ("", ("",)):
+        found, routing = range_of(compound, empty, None, None)
+        assert routing == b""
+        assert [key for key in (("", 1), ("a", 1), ("\0", 1)) if found.holds(compound.encode(key))] == [("", 1)]
 
 
 async def test_collections_of_a_served_keyspace(tmp_path: Path) -> None:

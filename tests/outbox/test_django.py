@@ -16,8 +16,8 @@ from tests.outbox.setting import count, empty, rows
 
 from headrace.errors import BadArgument, RecordTooLarge
 from headrace.log import open_log
-from headrace.model import TopicConfig
-from headrace.outbox import JsonSerializer, Message, OutboxSettings, Relay, schema_version
+from headrace.model import Record, TopicConfig
+from headrace.outbox import EVENT_ID, Inbox, JsonSerializer, Message, OutboxSettings, Relay, schema_version
 from headrace.outbox.engines import engine_for
 from headrace.outbox.schema import NEWEST
 from headrace.outbox.testing import published
@@ -30,7 +30,7 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connections, models, transaction  # noqa: E402
 from django.db.utils import IntegrityError  # noqa: E402
 
-from headrace.outbox.django import DjangoOutbox, database_url  # noqa: E402
+from headrace.outbox.django import DjangoInbox, DjangoOutbox, database_url  # noqa: E402
 from headrace.outbox.django.publish import url_of_settings  # noqa: E402
 
 pymysql.install_as_MySQLdb()  # in place of mysqlclient, which has to be compiled
@@ -249,3 +249,51 @@ def test_a_database_that_the_outbox_does_not_know_is_named() -> None:
     """Django has others."""
     with pytest.raises(BadArgument, match="oracle"):
         url_of_settings("oracle", {"NAME": "x"})
+
+
+def _record(event_id: str) -> Record:
+    return Record("payments", 0, 7, 1, b"k", b"v", ((EVENT_ID, event_id.encode()),))
+
+
+def test_an_event_is_handled_once_in_djangos_transaction(using: str, url: URL) -> None:
+    """L21: a rolled back transaction, or savepoint, forgets the event with the work; a committed one remembers both."""
+    inbox = DjangoInbox("billing")
+    with rolled_back(using):
+        assert inbox.accept(_record("e-1"), using=using)
+        Order.objects.using(using).create(item="lamp")
+    with transaction.atomic(using=using):
+        with rolled_back(using):
+            assert inbox.accept(_record("e-1"), using=using)
+        assert inbox.accept(_record("e-1"), using=using)
+        Order.objects.using(using).create(item="lamp")
+    with transaction.atomic(using=using):
+        assert not inbox.accept(_record("e-1"), using=using)
+        assert DjangoInbox("shipping").accept(_record("e-1"), using=using)
+        assert inbox.accept(_record("100% ü"), using=using)
+    engine = engine_for(url)
+    with engine.begin() as db:
+        assert not Inbox("billing").accept(db, _record("e-1"))  # the table is the one of other consumers
+    engine.dispose()
+    assert Order.objects.using(using).count() == 1
+
+
+def test_an_inbox_outside_of_a_transaction_is_refused(using: str) -> None:
+    """L21: an event whose handling fails would be known all the same."""
+    with pytest.raises(BadArgument, match=r"accept inside of django\.db\.transaction\.atomic"):
+        DjangoInbox("billing").accept(_record("e-1"), using=using)
+    with transaction.atomic(using=using):
+        assert DjangoInbox("billing").accept(_record("e-1"), using=using)
+
+
+def test_old_events_are_forgotten(using: str) -> None:
+    """L21: those that came longer ago than any duplicate could take, of this consumer alone."""
+    inbox = DjangoInbox("billing")
+    with transaction.atomic(using=using):
+        assert inbox.accept(_record("e-1"), using=using)
+        assert DjangoInbox("shipping").accept(_record("e-1"), using=using)
+    with connections[using].cursor() as cursor:
+        cursor.execute("UPDATE kafka_inbox SET received_at = received_at - 7200000")
+    assert inbox.forget(older_than_s=7300, using=using) == 0
+    assert inbox.forget(older_than_s=3600, using=using) == 1
+    with pytest.raises(BadArgument, match="older_than_s"):
+        inbox.forget(older_than_s=-1, using=using)

@@ -13,14 +13,15 @@ import pytest_asyncio
 from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.outbox.setting import count, rows
+from tests.outbox.test_front_door import AUTOCOMMITS
 from tests.outbox.test_publishing import ASYNC_DRIVERS
 
 from headrace.errors import BadArgument
 from headrace.model import Record
-from headrace.outbox import Handling, Inbox
+from headrace.outbox import Handling, Inbox, migrate
 from headrace.outbox.inbox import is_transient
 
 EVENT = Record("t", 2, 7, 1_700_000_000_000, b"k", b"\x00v", (("headrace.event-id", b"e-1"), ("raw", b"\xff")))
@@ -313,3 +314,77 @@ def test_attempts_are_counted_in_whole_numbers(bad: Any) -> None:
         Inbox("billing", max_attempts=bad)
     with pytest.raises(BadArgument, match="max_interruptions"):
         Inbox("billing", max_interruptions=bad)
+
+
+@pytest.mark.parametrize("asked", AUTOCOMMITS)
+def test_an_inbox_without_transactions_is_refused(database: URL, asked: dict[str, Any]) -> None:
+    """L21: with AUTOCOMMIT an event whose handler fails would be known all the same, and never be handled."""
+    engine, inbox = create_engine(database, **asked), Inbox("billing")
+    with engine.connect() as connection, pytest.raises(BadArgument, match="AUTOCOMMIT"):
+        inbox.accept(connection, EVENT)
+    for where in (engine, sessionmaker(engine)):
+        with pytest.raises(BadArgument, match="AUTOCOMMIT"):
+            inbox.handle(where, EVENT, failing(1))
+    assert count(engine, "kafka_inbox") == count(engine, "kafka_inbox_failures") == 0
+    engine.dispose()
+
+
+def for_coroutines(database: URL) -> URL:
+    backend = database.get_backend_name().replace("mysql", "mariadb")
+    return database.set(drivername=ASYNC_DRIVERS[backend])
+
+
+async def test_coroutines_without_transactions_are_refused(database: URL) -> None:
+    """L21: the same for coroutines."""
+    engine, inbox = create_async_engine(for_coroutines(database), isolation_level="AUTOCOMMIT"), Inbox("billing")
+    async with engine.connect() as connection:
+        with pytest.raises(BadArgument, match="AUTOCOMMIT"):
+            await inbox.accept_async(connection, EVENT)
+    await engine.dispose()
+
+
+async def test_every_kind_of_session_and_connection_is_taken(engine: Engine, database: URL) -> None:
+    """L21: what an outbox publishes through an inbox takes too: scoped sessions, and sessions wherever connections."""
+    inbox, scoped = Inbox("billing", max_attempts=1), scoped_session(sessionmaker(engine))
+    assert inbox.accept(scoped, EVENT)
+    assert inbox.poison(scoped) == []
+    scoped.commit()
+    with Session(engine) as session, session.begin():
+        assert not inbox.accept(session, EVENT)
+        assert not inbox.release(session, "e-1")
+        assert inbox.forget(session, older_than_s=3600) == 0
+    scoped.remove()
+    with pytest.raises(BadArgument, match="the session or connection of your transaction"):
+        inbox.accept(engine, EVENT)  # type: ignore[arg-type]
+
+    others = create_async_engine(for_coroutines(database))
+    sessions = async_scoped_session(async_sessionmaker(others), scopefunc=lambda: 1)
+    assert not await inbox.accept_async(sessions, EVENT)
+    with pytest.raises(BadArgument, match="the AsyncSession or AsyncConnection of your transaction"):
+        await inbox.accept_async(scoped, EVENT)  # type: ignore[arg-type]
+    await sessions.remove()
+    await others.dispose()
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), "1", None, True, 1e30])
+def test_an_age_that_is_none_forgets_nothing(engine: Engine, bad: Any) -> None:
+    """L21: a wrong age is refused where it is given; an event that is forgotten could be handled twice."""
+    inbox = Inbox("billing")
+    with engine.begin() as db:
+        assert inbox.accept(db, EVENT)
+        with pytest.raises(BadArgument, match="older_than_s"):
+            inbox.forget(db, older_than_s=bad)
+        assert not inbox.accept(db, EVENT)
+
+
+async def test_the_tables_that_a_connection_names_are_used_by_coroutines_too(sqlite_url: URL) -> None:
+    """L21: the prefix of an engine's options counts alike for blocking code and for coroutines."""
+    migrate(sqlite_url, table_prefix="shop_")
+    engine = create_async_engine(
+        sqlite_url.set(drivername="sqlite+aiosqlite"), execution_options={"headrace_table_prefix": "shop_"}
+    )
+    inbox = Inbox("billing")
+    async with engine.begin() as connection:
+        assert await inbox.accept_async(connection, EVENT)
+        assert not await connection.run_sync(inbox.accept, EVENT)
+    await engine.dispose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,27 @@ def test_a_key_has_one_encoding(key: object, encoded: bytes | None) -> None:
 def test_a_structured_key_does_not_depend_on_its_order(key: dict[str, int | str]) -> None:
     """O5: the same fields in any order are the same key."""
     assert encode_key(key) == encode_key(dict(reversed(list(key.items()))))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "encoded"),
+    [
+        (Decimal("10"), Decimal("10.00"), b"10"),
+        (Decimal("10"), Decimal("1E+1"), b"10"),
+        (Decimal("0"), Decimal("-0.0"), b"0"),
+        (Decimal("0"), Decimal("0E-999999"), b"0"),
+        (Decimal("1.5"), Decimal("1.50"), b"1.5"),
+        ((7, Decimal("10")), (7, Decimal("10.00")), b'[7,"10"]'),
+        ({"a": [Decimal("-2")]}, {"a": [Decimal("-2.0")]}, b'{"a":["-2"]}'),
+    ],
+)
+def test_equal_decimals_are_one_key(one: object, other: object, encoded: bytes) -> None:
+    """O5: a database returns 10 as 10.00 from a column with two places, and the order of a key must not break by it."""
+    assert one == other
+    assert encode_key(one) == encode_key(other) == encoded
+    for bad in (Decimal("NaN"), Decimal("-Infinity"), (1, Decimal("sNaN")), Decimal("1E+999999"), Decimal("1E-999999")):
+        with pytest.raises(BadArgument, match="key"):
+            encode_key(bad)
 
 
 def test_an_object_is_a_key_by_its_fields() -> None:

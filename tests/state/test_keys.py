@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import types
 import uuid
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_no_bytes_break_the_decoder(data: bytes) -> None:
         decode_parts(data)
     except NotReadable:
         return
+
+
+@given(st.data())
+def test_a_prefix_of_a_compound_key_holds_the_keys_with_these_parts(data: st.DataObject) -> None:
+    """S8: those whose first parts are equal, and no others: not a part that goes on behind a NUL."""
+    kinds = data.draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=3))
+    prefix, key = (tuple(data.draw(strategy) for _, strategy in kinds) for _ in range(2))
+    prefix = prefix[: data.draw(st.integers(0, len(prefix)))]
+    if prefix and type(prefix[-1]) in (str, bytes):
+        nul, more = ("\0", data.draw(st.text())) if isinstance(prefix[-1], str) else (b"\0", data.draw(st.binary()))
+        key = data.draw(st.sampled_from([(*prefix[:-1], prefix[-1] + nul + more, *key[len(prefix) :]), key]))
+    keys = OrderedKeys[Any](types.GenericAlias(tuple, tuple(kind for kind, _ in kinds)))
+    start, end = keys.prefix_range(prefix)
+    for each in (key, prefix + key[len(prefix) :]):
+        encoded = keys.encode(each)
+        assert (start <= encoded and (end is None or encoded < end)) == (each[: len(prefix)] == prefix)
 
 
 def test_a_key_without_prefixes_says_so() -> None:

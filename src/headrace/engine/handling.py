@@ -188,6 +188,8 @@ class CommandHandling(Generic[S]):
             change = self._change(base, request, decision)
             return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
         except (CommandTooLarge, CommandFailed, UnknownCommand, WrongVersion) as error:
+            if isinstance(error, CommandFailed) and error.is_of_state:
+                return HandledCommand(failed_reply(error))  # after a rebuild the command can be done, with its id
             change = _Change(base, failed_reply(error))
         except Exception as error:  # what the application gave can't be written
             change = _Change(base, failed_reply(self._failed(request, "serialization", error)))

@@ -19,7 +19,7 @@ from headrace.engine.context import Decision
 from headrace.engine.handling import CommandHandling, HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due, replaced
-from headrace.errors import NotPartitionOwner
+from headrace.errors import CommandFailed, NotPartitionOwner
 from headrace.observe import get_logger
 from headrace.runtime import OWNERS_TRIED, Backoff, Clock, is_suspect, is_tried_alone
 from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_prefix, index_row
@@ -105,13 +105,14 @@ class TimerFiring:
         if decided is None:
             return None
         timer, left, decision = decided
-        if self._puts_off:
+        unread = _unread_state(decision)
+        if self._puts_off or unread is not None:
             handled = self._put_off(left, timer, now_ms)
         elif timer.aggregate is not None:
             handled = self._handling.sent_by_timer(left, timer, aggregate=self._aggregate)
         else:
             handled = self._handling.fired(left, timer, decision, aggregate=self._aggregate, batch=batch, now_ms=now_ms)
-        self._report(timer, handled)
+        self._report(timer, handled, unread)
         return WorkOutcome(handled, self._attempts.after_firing())
 
     def _put_off(self, left: AggregateRecord, timer: Timer, now_ms: int) -> HandledCommand:
@@ -119,16 +120,25 @@ class TimerFiring:
         record = msgspec.structs.replace(left, timers=(*left.timers, timer.put_off(now_ms)))
         return HandledCommand(SuccessReply(record.version, None, b"[]"), record, self._handling.values.encode(record))
 
-    def _report(self, timer: Timer, handled: HandledCommand) -> None:
+    def _report(self, timer: Timer, handled: HandledCommand, unread: CommandFailed | None) -> None:
         """Count what became of the timer, and log what nobody else would hear of."""
-        outcome = "put off" if self._puts_off else "failed" if isinstance(handled.reply, FailedReply) else "fired"
+        is_put_off = self._puts_off or unread is not None
+        outcome = "put off" if is_put_off else "failed" if isinstance(handled.reply, FailedReply) else "fired"
         engine = self._handling.engine.name
         metrics.TIMERS.labels(engine, outcome).inc()
         named = {"engine": engine, "aggregate": self._aggregate, "timer": timer.name, "command": timer.kind}
         if isinstance(handled.reply, FailedReply):
             _logger.error("a timer failed", **named, error=str(error_of(handled.reply)))
+        elif unread is not None:
+            _logger.error("a timer was put off: its aggregate's state can't be read", **named, error=str(unread))
         elif self._puts_off:
             _logger.error("a timer was put off: owners ended while they handled it", **named, owners=OWNERS_TRIED)
+
+
+def _unread_state(decision: Decision) -> CommandFailed | None:
+    """Return the error of a command that was not tried because the state can't be read, as after a release."""
+    error = decision.error
+    return error if isinstance(error, CommandFailed) and error.is_of_state else None
 
 
 class TimerAttempts:

@@ -40,7 +40,7 @@ _LAST_DELAY_MS = 86_400_000
 class Timer(msgspec.Struct, frozen=True, array_like=True):
     """A command that is to be handled at or after `due_ms`; for another aggregate if one is named.
 
-    `delays` counts how often it was put off, because owners ended while they handled it.
+    `delays` counts how often it was put off, because owners ended while they handled it, or its state can't be read.
     """
 
     name: str

@@ -53,6 +53,19 @@ class CommandFailed(Refused):
         "command {command} for {aggregate!r} of engine {engine!r} failed in its {stage}, and nothing was done: "
         "{reason}; correct the handler or the command, and send it with another command id"
     )
+    says_of_state: ClassVar[str] = (
+        "command {command} for {aggregate!r} of engine {engine!r} was not done, because the aggregate's state can't be "
+        "read: {reason}; if the class of the state has changed, give new fields defaults, or make the states again: "
+        "headrace engine rebuild MODULE:NAME. Then send the command again"
+    )
+
+    @property
+    def is_of_state(self) -> bool:
+        """True if the stored state can't be read: the command was not tried, and its id is not spent."""
+        return self.stage == "state"
+
+    def __str__(self) -> str:
+        return (self.says_of_state if self.is_of_state else self.says).format_map(vars(self))
 
 
 @dataclass(eq=False)

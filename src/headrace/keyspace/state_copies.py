@@ -41,7 +41,7 @@ from headrace.state import (
     place_after,
 )
 
-__all__ = ["LocalCopies", "OpenState", "StateCopies", "decoded"]
+__all__ = ["LocalCopies", "OpenState", "StateCopies", "decoded", "range_of"]
 
 _PAGE = 256
 _POLL_S = 5.0
@@ -195,7 +195,7 @@ class StateCopies:
 
     def collection(self, opened: OpenState, prefix: Any, start: Any, end: Any) -> CollectionSource:  # noqa: ANN401
         """Return what a collection is made from: the pages and the changes of all partitions that it lies in."""
-        wanted, routing = _range_of(opened.keys, prefix, start, end)
+        wanted, routing = range_of(opened.keys, prefix, start, end)
 
         def partitions() -> tuple[int, ...]:
             return tuple(range(self._route.partitions)) if routing is None else (self._route.partition(routing),)
@@ -231,9 +231,9 @@ async def decoded(codec: ValueCodec[Any], data: bytes | None) -> Any:  # noqa: A
     return codec.decode(data)
 
 
-def _range_of(keys: OrderedKeys[Any], prefix: Any, start: Any, end: Any) -> tuple[KeyRange, bytes | None]:  # noqa: ANN401
+def range_of(keys: OrderedKeys[Any], prefix: Any, start: Any, end: Any) -> tuple[KeyRange, bytes | None]:  # noqa: ANN401
     """Return the keys of a collection, and what decides their partition: None if they may lie in all."""
-    is_all = prefix is None or prefix in ((), "", b"")
+    is_all = prefix is None or prefix == () or (not keys.is_compound and prefix in ("", b""))
     first, last = (b"", None) if is_all else keys.prefix_range(prefix)
     wanted = KeyRange(first, last).narrowed(
         None if start is None else keys.bound(start), None if end is None else keys.bound(end)

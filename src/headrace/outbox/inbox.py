@@ -6,17 +6,24 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from headrace.errors import BadArgument
 from headrace.model import Record
 from headrace.outbox.dialects import DIALECTS, dialect_of
 from headrace.outbox.engines import execute, storable
+from headrace.outbox.insert import begun, need_transaction
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
 
@@ -37,11 +44,14 @@ Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
 FailureKind: TypeAlias = Literal["attempts", "interruptions"]
 """Tries that failed through the event or its handler, and tries that the database cut off."""
 
+InTransaction: TypeAlias = Session | scoped_session[Session] | Connection
+AsyncInTransaction: TypeAlias = AsyncSession | async_scoped_session[AsyncSession] | AsyncConnection
 BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
 AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]
 
 _MOST_CONSUMER = 100
 _MOST_EVENT_ID = 400
+_MOST_AGE_S = 10_000_000_000
 _OF_EVENT = "consumer = :consumer AND event_id = :event_id"
 _COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
 
@@ -168,16 +178,23 @@ class Inbox:
         self._table_prefix = checked_prefix(table_prefix)
         self._failures = Failures(self.consumer, table_prefix=self._table_prefix)
 
-    def accept(self, where: Session | Connection, record: Record) -> bool:
-        """Return True if the event is new to the consumer, and remember it with the transaction."""
-        db = _connection(where)
-        return execute(db, self._insert(db.dialect.name), self._row(record)).rowcount == 1
+    def accept(self, where: InTransaction, record: Record) -> bool:
+        """Return True if the event is new to the consumer, and remember it with the transaction.
 
-    async def accept_async(self, where: AsyncSession | AsyncConnection, record: Record) -> bool:
+        Raises BadArgument for a connection that commits each statement at once: an event whose handler fails would be
+        known, and never be handled.
+        """
+        db = begun(_connection(where))
+        need_transaction(db, "accept")
+        return execute(db, *self.accepting(db.dialect.name, record)).rowcount == 1
+
+    async def accept_async(self, where: AsyncInTransaction, record: Record) -> bool:
         """The same for coroutines."""
-        db = await where.connection() if isinstance(where, AsyncSession) else where
-        done = await db.execute(text(self._insert(db.dialect.name)), self._row(record))
-        return done.rowcount == 1
+        if isinstance(where, async_scoped_session):
+            where = where()
+        if not isinstance(where, AsyncSession | AsyncConnection):
+            raise BadArgument("where", where, "it must be the AsyncSession or AsyncConnection of your transaction")
+        return await where.run_sync(self.accept, record)
 
     def handle(self, where: BlockingWhere, record: Record, handler: Callable[[Any, Record], object]) -> Handling:
         """Handle the record in a transaction of its own, once; count what the handler raises.
@@ -226,11 +243,11 @@ class Inbox:
                 raise
         return handling
 
-    def poison(self, where: Session | Connection, *, limit: int = 1000) -> list[PoisonEvent]:
+    def poison(self, where: InTransaction, *, limit: int = 1000) -> list[PoisonEvent]:
         """Return the events that were given up, the oldest first."""
         return self._failures.poison(_connection(where), limit=limit)
 
-    def release(self, where: Session | Connection, event_id: str) -> bool:
+    def release(self, where: InTransaction, event_id: str) -> bool:
         """Let a poison event be handled again, for which `handle` takes its record; returns whether it was there."""
         db = _connection(where)
         if not self._failures.forget(db, event_id):
@@ -250,21 +267,27 @@ class Inbox:
             return Handling("known")
         return Handling("poison", failures.attempts, tried.error)
 
-    def forget(self, db: Connection, *, older_than_s: float) -> int:
+    def forget(self, where: InTransaction, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
-        now = dialect_of(db.dialect.name).now_ms
-        sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
-        asked = {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)}
-        return execute(db, renamed(sql, self._table_prefix), asked).rowcount
+        db = _connection(where)
+        return execute(db, *self.forgetting(db.dialect.name, older_than_s)).rowcount
 
-    def _insert(self, dialect: str) -> str:
+    def accepting(self, dialect: str, record: Record) -> tuple[str, dict[str, Any]]:
+        """Return the statement that remembers an event, unless it is known, with its parameters."""
         sql = dialect_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
-        return renamed(sql, self._table_prefix)
+        return renamed(sql, self._table_prefix), self._row(record)
+
+    def forgetting(self, dialect: str, older_than_s: float) -> tuple[str, dict[str, Any]]:
+        """Return the statement that forgets old events, with its parameters. Raises BadArgument."""
+        asked = {"consumer": self.consumer, "age_ms": int(_checked_age(older_than_s) * 1000)}
+        now = dialect_of(dialect).now_ms
+        sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
+        return renamed(sql, self._table_prefix), asked
 
     def _event_id(self, record: Record) -> str:
-        return self._row(record)["event_id"]
+        return str(self._row(record)["event_id"])
 
-    def _row(self, record: Record) -> dict[str, str]:
+    def _row(self, record: Record) -> dict[str, Any]:
         """An event from elsewhere has no id; its place in the log is as good, though not across a re-send."""
         place = f"{record.topic}[{record.partition}]@{record.offset}"
         return {"consumer": self.consumer, "event_id": _storable(event_id_of(record.headers) or place)}
@@ -291,8 +314,18 @@ def _checked_limit(name: str, limit: object) -> int:
     return limit
 
 
-def _connection(where: Session | Connection) -> Connection:
-    return where.connection() if isinstance(where, Session) else where
+def _checked_age(age_s: object) -> float:
+    if isinstance(age_s, bool) or not isinstance(age_s, int | float) or not 0 <= age_s <= _MOST_AGE_S:
+        raise BadArgument("older_than_s", age_s, f"it must be a number of seconds, from 0 to {_MOST_AGE_S}")
+    return age_s
+
+
+def _connection(where: InTransaction) -> Connection:
+    if isinstance(where, Session | scoped_session):
+        return where.connection()
+    if not isinstance(where, Connection):
+        raise BadArgument("where", where, "it must be the session or connection of your transaction")
+    return where
 
 
 def _checked_consumer(consumer: object) -> str:

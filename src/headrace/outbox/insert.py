@@ -23,6 +23,7 @@ from headrace.outbox.wake import announce
 __all__ = [
     "MOST_ROWS",
     "announce_at_commit",
+    "begun",
     "count_inserted",
     "insert",
     "insert_async",
@@ -31,10 +32,10 @@ __all__ = [
 ]
 
 
-def need_transaction(connection: Connection) -> None:
+def need_transaction(connection: Connection, doing: str = "publish") -> None:
     """Raise BadArgument if the connection commits every statement at once."""
     if _is_autocommit(connection):
-        rule = "it commits each statement at once (AUTOCOMMIT); publish in a transaction, on an engine that has them"
+        rule = f"it commits each statement at once (AUTOCOMMIT); {doing} in a transaction, on an engine that has them"
         raise BadArgument("where", connection.engine.url.render_as_string(hide_password=True), rule)
 
 
@@ -67,7 +68,7 @@ _BINARY = frozenset({"message", "key", "partition_key"})
 
 def insert(connection: Connection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX) -> None:
     """Insert the messages in their order, in the connection's transaction."""
-    need_transaction(_begun(connection))
+    need_transaction(begun(connection))
     dialect = connection.dialect
     as_hex = dialect.driver == "aiomysql"
     for sql, values in statements(dialect_of(dialect.name), dialect.paramstyle, messages, as_hex=as_hex):
@@ -82,7 +83,7 @@ async def insert_async(
     await connection.run_sync(insert, messages, table_prefix)
 
 
-def _begun(connection: Connection) -> Connection:
+def begun(connection: Connection) -> Connection:
     """Begin the transaction, as the first statement would."""
     if not connection.in_transaction():
         connection.begin()

@@ -35,12 +35,15 @@ __all__ = [
 ]
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_MOST_DIGITS = 1000
+_KEEP_DECIMALS: Any = {"builtin_types": (decimal.Decimal,), "str_keys": True, "order": "sorted"}
 
 
 def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applications have
     """Return the one encoding of a key: bytes as they are, text, numbers and UUIDs as text, structures as sorted JSON.
 
-    A float is refused: 1.0 and 1 are equal, and would be two keys.
+    A float is refused: 1.0 and 1 are equal, and would be two keys. Equal Decimals are one key: a database returns 10 as
+    10.00 from a column with two places.
     """
     if key is None:
         return None
@@ -50,15 +53,33 @@ def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applic
         return encode_text("key", key)
     if isinstance(key, bool | float):
         raise BadArgument("key", key, "a key is bytes, text, a whole number, a UUID or a structure of these")
-    if isinstance(key, int | uuid.UUID | decimal.Decimal):
+    if isinstance(key, int | uuid.UUID):
         return str(key).encode()
+    if isinstance(key, decimal.Decimal):
+        return _decimal_text(key).encode()
     try:
-        encoded = _encoder.encode(key)
+        encoded = _encoder.encode(_with_plain_decimals(msgspec.to_builtins(key, **_KEEP_DECIMALS)))
         if b"null" in encoded:
             check_finite(key)  # NaN would be the key of None
         return encoded
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArgument("key", key, f"it has no JSON form: {error}") from error
+
+
+def _with_plain_decimals(value: Any) -> Any:  # noqa: ANN401 - lists and dicts
+    if isinstance(value, decimal.Decimal):
+        return _decimal_text(value)
+    if isinstance(value, dict):
+        return {name: _with_plain_decimals(each) for name, each in value.items()}
+    return [_with_plain_decimals(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _decimal_text(number: decimal.Decimal) -> str:
+    """Return the one text of a number: without zeros at its end, and without an exponent."""
+    if not number.is_finite() or (abs(number.adjusted()) > _MOST_DIGITS and number):
+        raise BadArgument("key", number, f"as a key a number has a value of at most {_MOST_DIGITS} digits")
+    words = format(number, "f") if number else "0"
+    return words.rstrip("0").rstrip(".") if "." in words else words
 
 
 def encode_text(name: str, words: str) -> bytes:

@@ -18,7 +18,7 @@ from headrace.runtime.failures import (
     suspect_text,
 )
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
-from headrace.runtime.plugins import load_backend, load_named
+from headrace.runtime.plugins import folder_of, load_backend, load_named
 from headrace.runtime.processes import has_ended, process_name, raise_open_files, rare_collections, shutdown_on_signals
 from headrace.runtime.workers import Supervisor, Worker, in_thread
 
@@ -41,6 +41,7 @@ __all__ = [
     "crash_point",
     "elapsed_ms",
     "error_text",
+    "folder_of",
     "has_ended",
     "in_thread",
     "is_suspect",

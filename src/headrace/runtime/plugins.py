@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import BadArgument, HeadraceError, UnknownBackend
 
-__all__ = ["load_backend", "load_named"]
+__all__ = ["folder_of", "load_backend", "load_named"]
 
 
 def load_backend(room: str, address: str) -> Any:  # noqa: ANN401  (each room knows what its backends are)
@@ -21,6 +21,19 @@ def load_backend(room: str, address: str) -> Any:  # noqa: ANN401  (each room kn
     if scheme not in found:
         raise UnknownBackend(room, address, tuple(sorted(f"{name}:" for name in found)))
     return found[scheme].load()
+
+
+def folder_of(address: str, rule: str) -> Path:
+    """Return the folder of an address like `embedded:./data`. Raises BadArgument with the rule if it has none.
+
+    `embedded://data` is refused: those who write it think of `kafka://host` and mean ./data, but the path is /data.
+    """
+    folder = address.partition(":")[2]
+    if not folder:
+        raise BadArgument("address", address, rule)
+    if folder.startswith("//") and not folder.startswith("///"):
+        raise BadArgument("address", address, f"{rule}; with two slashes it would lie in the machine's root folder")
+    return Path(folder)
 
 
 def load_named(what: str, where: str, rule: str, *, folder: str | None = "") -> Any:  # noqa: ANN401 - the caller looks at it

@@ -123,10 +123,11 @@ class OrderedKeys(Generic[K]):
             parts = prefix if isinstance(prefix, tuple) else (prefix,)
             self._check_parts(parts, is_whole=False)
             start = encode_parts(parts)
-        elif self._hint in (str, bytes):
-            start = b"" if type(prefix) is self._hint and not prefix else self._encode_single(prefix)
-        else:
+            # A part begins with its type, which is below ff; behind the end of a text ff means that it goes on.
+            return start, (start + b"\xff" if parts else None)
+        if self._hint not in (str, bytes):
             raise BadArgument("prefix", prefix, f"keys of type {_name(self._hint)} have no prefixes; use a range")
+        start = b"" if type(prefix) is self._hint and not prefix else self._encode_single(prefix)
         return start, after_prefix(start)
 
     def bound(self, key: Any) -> bytes:  # noqa: ANN401

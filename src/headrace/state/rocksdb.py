@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import (
-    BadArgument,
     Closed,
     HeadraceError,
     MissingExtra,
@@ -27,7 +26,7 @@ from headrace.errors import (
     StateOutOfFiles,
 )
 from headrace.observe import get_logger
-from headrace.runtime import crash_point
+from headrace.runtime import crash_point, folder_of
 from headrace.state.ports import StoredPair, StoreWrite
 
 if TYPE_CHECKING:
@@ -267,7 +266,5 @@ def _remove(folder: Path) -> None:
 
 async def open_store(address: str) -> RocksDbStore:
     """Open `rocksdb:FOLDER`, made if it is not there."""
-    folder = address.removeprefix("rocksdb:")
-    if not folder:
-        raise BadArgument("address", address, "a store in RocksDB needs a folder, as in rocksdb:./state/balances-0")
-    return await asyncio.to_thread(RocksDbStore, Path(folder))
+    folder = folder_of(address, "a store in RocksDB needs a folder, as in rocksdb:./state/balances-0")
+    return await asyncio.to_thread(RocksDbStore, folder)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TypeAlias, cast
 
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, MissingExtra, UnknownBackend
+from headrace.errors import MissingExtra, UnknownBackend
 from headrace.log import open_log
-from headrace.runtime import load_backend
+from headrace.runtime import folder_of, load_backend
 
 __all__ = ["open_coordinator", "open_store"]
 
@@ -55,10 +54,8 @@ async def open_store(address: str | None = None, *, settings: HeadraceSettings |
 async def _embedded(address: str, settings: HeadraceSettings) -> CoordinationStore:
     from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 
-    folder = address.partition(":")[2]
-    if not folder:
-        raise BadArgument("coordinator", address, "it must have a folder: embedded:./data")
-    path = Path(folder) / f"cluster-{settings.cluster.name}.db"
+    folder = folder_of(address, "an embedded coordinator needs a folder, as in embedded:./data")
+    path = folder / f"cluster-{settings.cluster.name}.db"
     return EmbeddedCoordinationStore(path, session_s=settings.cluster.session_s)
 
 

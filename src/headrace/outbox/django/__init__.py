@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from headrace.outbox.django.inbox import DjangoInbox as DjangoInbox
     from headrace.outbox.django.publish import DjangoOutbox as DjangoOutbox
     from headrace.outbox.django.publish import DjangoProducer as DjangoProducer
     from headrace.outbox.django.publish import database_url as database_url
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    {"headrace.outbox.django.publish": "DjangoOutbox DjangoProducer database_url"},
+    {
+        "headrace.outbox.django.inbox": "DjangoInbox",
+        "headrace.outbox.django.publish": "DjangoOutbox DjangoProducer database_url",
+    },
     extras={"django": "django", "sqlalchemy": "django"},
 )

@@ -22,7 +22,7 @@ from headrace.outbox.producers import record
 from headrace.outbox.tables import checked_prefix, renamed
 from headrace.outbox.wake import announce
 
-__all__ = ["DjangoOutbox", "DjangoProducer", "database_url", "outbox_settings", "url_of_settings"]
+__all__ = ["DjangoOutbox", "DjangoProducer", "database_url", "need_transaction", "outbox_settings", "url_of_settings"]
 
 
 def outbox_settings() -> OutboxSettings:
@@ -82,17 +82,17 @@ class DjangoProducer:
 
     def _insert(self, messages: Sequence[EncodedMessage], using: str) -> None:
         connection = connections[using]
-        _need_transaction(connection, using)
+        need_transaction(connection, using, "publish")
         with connection.cursor() as cursor:
             for sql, values in statements(dialect_of(connection.vendor), "format", messages):
                 cursor.execute(renamed(sql, self._table_prefix), values)
         count_inserted(messages)
 
 
-def _need_transaction(connection: Any, using: str) -> None:  # noqa: ANN401 - Django's, which has no types
-    """Refuse a connection that commits each statement at once: the message would be sent whatever follows."""
+def need_transaction(connection: Any, using: str, doing: str) -> None:  # noqa: ANN401 - Django's, which has no types
+    """Refuse a connection that commits each statement at once: what was done would stay whatever follows."""
     if not connection.in_atomic_block and connection.get_autocommit():
-        rule = "it commits each statement at once; publish inside of django.db.transaction.atomic()"
+        rule = f"it commits each statement at once; {doing} inside of django.db.transaction.atomic()"
         raise BadArgument("using", using, rule)
 
 

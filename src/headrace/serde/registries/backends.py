@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TypeAlias, cast
 
 from headrace.config import RegistrySettings
 from headrace.errors import BadArgument, UnknownBackend
 from headrace.log import Log
 from headrace.model import check_topic_name
-from headrace.runtime import load_backend
+from headrace.runtime import folder_of, load_backend
 from headrace.serde.compatibility import Level
 from headrace.serde.ports import Registry
 
@@ -53,10 +52,8 @@ async def _in_log(address: str, settings: RegistrySettings, log: Log | None) -> 
 async def _folder(address: str, settings: RegistrySettings, log: Log | None) -> Registry:
     from headrace.serde.registries.folder import FolderRegistry
 
-    path = address.partition(":")[2]
-    if not path:
-        raise BadArgument("registry", address, "a folder has a path: folder:./schemas")
-    return FolderRegistry(Path(path), level=Level(settings.level))
+    folder = folder_of(address, "a registry in a folder needs its path, as in folder:./schemas")
+    return FolderRegistry(folder, level=Level(settings.level))
 
 
 async def _memory(address: str, settings: RegistrySettings, log: Log | None) -> Registry:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.config import StoreSettings
-from headrace.errors import BadArgument, NothingThere
-from headrace.runtime import SYSTEM_CLOCK, Clock
+from headrace.errors import NothingThere
+from headrace.runtime import SYSTEM_CLOCK, Clock, folder_of
 from headrace.store.embedded.store import FILE_NAME, EmbeddedStore
 
 __all__ = ["EmbeddedStore", "open_store"]
@@ -14,13 +14,11 @@ __all__ = ["EmbeddedStore", "open_store"]
 
 async def open_store(address: str, settings: StoreSettings, *, clock: Clock = SYSTEM_CLOCK) -> EmbeddedStore:
     """Open `embedded:FOLDER`."""
-    folder = address.removeprefix("embedded:")
-    if not folder:
-        raise BadArgument("address", address, "an embedded store needs a folder, as in embedded:./data")
-    if not settings.embedded.create_folder and not _is_anything_in(Path(folder)):
+    folder = folder_of(address, "an embedded store needs a folder, as in embedded:./data")
+    if not settings.embedded.create_folder and not _is_anything_in(folder):
         command = f"headrace topic create NAME --journal --store {address}"
-        raise NothingThere("store", address, str((Path(folder) / FILE_NAME).absolute()), command)
-    return await EmbeddedStore.open(Path(folder), settings, clock)
+        raise NothingThere("store", address, str((folder / FILE_NAME).absolute()), command)
+    return await EmbeddedStore.open(folder, settings, clock)
 
 
 def _is_anything_in(folder: Path) -> bool:
