@@ -13,10 +13,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, TransactionLost
 from headrace.model import Record
 from headrace.outbox.databases import execute, storable
 from headrace.outbox.dialects import DIALECTS, dialect_of
+from headrace.outbox.handler_transactions import HandlerTransaction, handler_name
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
 
@@ -187,14 +188,23 @@ class Inbox:
         the database raises through its own fault (see `is_transient`) is raised, and is no failure of the event; but
         after `max_interruptions` of them, by a database that is there to count them, the event is poison too. Whatever
         happens before the handler is called is raised and not counted.
+
+        A handler that commits or rolls back has failed (TransactionEnded). If it committed past SQLAlchemy, the event
+        counts as known with a part of the work: it is poison at once (TransactionLost).
         """
-        tried = _Try()
+        tried = _Try(handler_name(handler))
         try:
             with where.begin() as db:
                 if not self.accept(db, record):
                     return Handling("known")
-                tried.has_begun = True
-                handler(db, record)
+                owned = tried.begin(_connection(db))
+                try:
+                    with owned.handling():
+                        handler(db, record)
+                except Exception:
+                    tried.check(owned, after_error=True)
+                    raise
+                tried.check(owned, after_error=False)
                 self._failures.forget(_connection(db), self._event_id(record))
             return Handling("handled")
         except Exception as error:
@@ -209,13 +219,19 @@ class Inbox:
         self, where: AsyncWhere, record: Record, handler: Callable[[Any, Record], Awaitable[object]]
     ) -> Handling:
         """The same for coroutines: `where` is an AsyncEngine or an async_sessionmaker."""
-        tried = _Try()
+        tried = _Try(handler_name(handler))
         try:
             async with where.begin() as db:
                 if not await self.accept_async(db, record):
                     return Handling("known")
-                tried.has_begun = True
-                await handler(db, record)
+                owned = await db.run_sync(lambda own: tried.begin(_connection(own)))
+                try:
+                    with owned.handling():
+                        await handler(db, record)
+                except Exception:
+                    await db.run_sync(lambda _: tried.check(owned, after_error=True))
+                    raise
+                await db.run_sync(lambda _: tried.check(owned, after_error=False))
                 await db.run_sync(lambda own: self._failures.forget(_connection(own), self._event_id(record)))
             return Handling("handled")
         except Exception as error:
@@ -242,6 +258,10 @@ class Inbox:
     def _failed(self, db: Connection, record: Record, tried: _Try) -> Handling | None:
         """Count the failure, and give the event up if it was the last that is allowed; None for an interruption."""
         event_id = self._event_id(record)
+        if tried.is_lost and self._is_known(db, record):
+            error = tried.committed()
+            failures = self._failures.note(db, event_id, record, error, limits=Limits(1, 1), kind="attempts")
+            return Handling("poison", failures.attempts, error)
         failures = self._failures.note(db, event_id, record, tried.error, limits=self._limits, kind=tried.kind)
         if not self._limits.are_reached_by(failures):
             return Handling("failed", failures.attempts, tried.error) if tried.kind == "attempts" else None
@@ -257,6 +277,10 @@ class Inbox:
         asked = {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)}
         return execute(db, renamed(sql, self._table_prefix), asked).rowcount
 
+    def _is_known(self, db: Connection, record: Record) -> bool:
+        sql = f"SELECT 1 FROM kafka_inbox WHERE {_OF_EVENT}"  # noqa: S608
+        return execute(db, renamed(sql, self._table_prefix), self._row(record)).first() is not None
+
     def _insert(self, dialect: str) -> str:
         sql = dialect_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
         return renamed(sql, self._table_prefix)
@@ -271,18 +295,42 @@ class Inbox:
 
 
 class _Try:
-    """One try of a handler: whether it came to be called, and how it failed."""
+    """One try of a handler: whether it came to be called, how it failed, and whether it ended the transaction."""
 
     has_begun = False
+    is_lost = False
     kind: FailureKind = "attempts"
     error = ""
+    _is_own = False
+
+    def __init__(self, handler: str) -> None:
+        self._handler = handler
+
+    def begin(self, connection: Connection) -> HandlerTransaction:
+        """Mark the transaction in which the handler is called next."""
+        owned = HandlerTransaction(connection)
+        owned.mark()
+        self.has_begun = True
+        return owned
+
+    def check(self, owned: HandlerTransaction, *, after_error: bool) -> None:
+        """Note it if the handler ended the transaction past SQLAlchemy. Raises TransactionLost, unless it raised."""
+        self.is_lost = owned.is_lost(after_error=after_error)
+        if self.is_lost and not after_error:
+            raise TransactionLost(self._handler, was_committed=False)
 
     def failed(self, error: Exception) -> None:
         """Note the error and its kind. Raises it again if the handler was not even called."""
         if not self.has_begun:
             raise error
         self.kind = "interruptions" if is_transient(error) else "attempts"
+        self._is_own = not isinstance(error, TransactionLost)
         self.error = f"{type(error).__name__}: {error}"
+
+    def committed(self) -> str:
+        """Return the error of a try that committed its transaction, and what the handler raised besides."""
+        lost = f"{TransactionLost.__name__}: {TransactionLost(self._handler, was_committed=True)}"
+        return f"{lost}; and then it raised {self.error}" if self._is_own else lost
 
 
 def _checked_limit(name: str, limit: object) -> int:
