@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import asyncpg
@@ -10,16 +11,16 @@ import psycopg
 import pymysql
 import pytest
 import pytest_asyncio
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import URL, Column, Connection, Engine, Integer, Table, create_engine, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 from tests.outbox.setting import count, rows
 from tests.outbox.test_front_door import AUTOCOMMITS
 from tests.outbox.test_publishing import ASYNC_DRIVERS
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, TransactionEnded
 from headrace.model import Record
 from headrace.outbox import Handling, Inbox, migrate
 from headrace.outbox.inbox import is_transient
@@ -136,6 +137,157 @@ def failures_of(engine: Engine) -> list[tuple[int, int, bool]]:
     """Return attempts, interruptions and whether it was given up, for each event."""
     found = rows(engine, "kafka_inbox_failures", "event_id")
     return [(row["attempts"], row["interruptions"], bool(row["is_poison"])) for row in found]
+
+
+@pytest.fixture(params=["engine", "sessions", "async engine", "async sessions"])
+def handle_with(request: pytest.FixtureRequest, engine: Engine, database: URL) -> Iterator[Handle]:
+    """Have an inbox handle EVENT with a blocking handler, in a connection or a session of either kind."""
+    if "async" not in request.param:
+        where: Any = engine if request.param == "engine" else sessionmaker(engine)
+
+        async def handle(inbox: Inbox, handler: Any) -> Handling:
+            return inbox.handle(where, EVENT, handler)
+
+        yield handle
+        return
+    name = "mariadb" if database.get_backend_name() in ("mysql", "mariadb") else database.get_backend_name()
+
+    async def handle_async(inbox: Inbox, handler: Any) -> Handling:
+        made = create_async_engine(database.set(drivername=ASYNC_DRIVERS[name]))
+        where = made if request.param == "async engine" else async_sessionmaker(made)
+
+        async def run(db: Any, record: Record) -> None:
+            await db.run_sync(handler, record)
+
+        try:
+            return await inbox.handle_async(where, EVENT, run)
+        finally:
+            await made.dispose()
+
+    yield handle_async
+
+
+def connection_of(db: Any) -> Connection:
+    made = db.connection() if isinstance(db, Session) else db
+    assert isinstance(made, Connection)
+    return made
+
+
+def by_cursor(db: Any, statement: str) -> None:
+    connection_of(db).connection.cursor().execute(statement)
+
+
+ENDINGS: dict[str, Callable[[Any], object]] = {
+    "commit": lambda db: db.commit(),
+    "rollback": lambda db: db.rollback(),
+    "close": lambda db: db.close(),
+    "text": lambda db: db.execute(text("COMMIT")),
+    "driver's text": lambda db: connection_of(db).exec_driver_sql("ROLLBACK"),
+    "cursor": lambda db: by_cursor(db, "ROLLBACK"),
+}
+
+
+class TestHandlersThatEndTheTransaction:
+    """L21: it stores that the event is known, so only the inbox may end it."""
+
+    @pytest.mark.parametrize(
+        ("ending", "is_caught"), [(ending, False) for ending in ENDINGS] + [("commit", True), ("text", True)]
+    )
+    async def test_nothing_is_stored_and_the_event_has_failed(
+        self, engine: Engine, handle_with: Handle, ending: str, is_caught: bool
+    ) -> None:
+        """A commit is refused, a rollback noticed, and the event comes again."""
+        inbox = Inbox("billing")
+
+        def handler(db: Any, record: Record) -> None:
+            note_work(db, record)
+            try:
+                ENDINGS[ending](db)
+            except TransactionEnded:
+                if not is_caught:
+                    raise
+
+        for attempt in (1, 2):
+            handling = await handle_with(inbox, handler)
+            assert (handling.outcome, handling.attempts) == ("failed", attempt)
+            assert handling.error is not None
+            assert "begin_nested()" in handling.error
+        assert count(engine, "kafka_inbox") == 0
+
+        assert (await handle_with(inbox, note_work)).outcome == "handled"
+        assert count(engine, "kafka_inbox") == 2
+        assert count(engine, "kafka_inbox_failures") == 0
+
+    @pytest.mark.parametrize("raises", [False, True])
+    async def test_a_commit_past_sqlalchemy_makes_the_event_poison(
+        self, engine: Engine, handle_with: Handle, raises: bool
+    ) -> None:
+        """The event is stored as known, with a part of the work. It is set aside at once, and never silently lost."""
+        inbox = Inbox("billing")
+
+        def handler(db: Any, record: Record) -> None:
+            note_work(db, record)
+            by_cursor(db, "COMMIT")
+            if raises:
+                raise ValueError("no such customer")
+
+        handling = await handle_with(inbox, handler)
+
+        assert (handling.outcome, handling.attempts) == ("poison", 1)
+        assert "handler 'tests.outbox.test_inbox:" in str(handling.error)
+        assert "what it had written up to there was committed" in str(handling.error)
+        assert ("no such customer" in str(handling.error)) is raises
+        assert (await handle_with(inbox, handler)).outcome == "known"
+        with engine.begin() as db:
+            (poison,) = inbox.poison(db)
+            assert (poison.record, poison.last_error) == (EVENT, handling.error)
+            assert inbox.release(db, "e-1")
+        assert (await handle_with(inbox, lambda *_: None)).outcome == "handled"
+
+    async def test_a_table_that_a_handler_makes_is_refused_where_it_would_commit(
+        self, engine: Engine, handle_with: Handle
+    ) -> None:
+        """MariaDB and MySQL commit at a CREATE; the others make the table in the transaction."""
+        name = f"made_{uuid.uuid4().hex[:8]}"
+
+        def handler(db: Any, record: Record) -> None:
+            note_work(db, record)
+            db.execute(text(f"CREATE TABLE {name} (n INTEGER)"))
+
+        handling = await handle_with(Inbox("billing"), handler)
+
+        commits = engine.dialect.name in ("mysql", "mariadb")
+        assert handling.outcome == ("failed" if commits else "handled")
+        assert count(engine, "kafka_inbox") == (0 if commits else 2)
+
+    async def test_an_error_of_a_flush_is_told_as_it_is(self, engine: Engine) -> None:
+        """A session rolls back when a flush fails; the error is the reason, and decides whose fault it is."""
+        mapped = registry()
+
+        @mapped.mapped
+        class Row:
+            __table__ = Table("no_such_table", mapped.metadata, Column("n", Integer, primary_key=True))
+
+        def handler(db: Session, _record: Record) -> None:
+            db.add(Row(n=1))
+            db.flush()
+
+        handling = Inbox("billing").handle(sessionmaker(engine), EVENT, handler)
+
+        assert handling.outcome == "failed"
+        assert "no_such_table" in str(handling.error)
+
+    async def test_savepoints_are_the_handlers_own(self, engine: Engine, handle_with: Handle) -> None:
+        """A part of the work may be undone."""
+
+        def handler(db: Any, record: Record) -> None:
+            with db.begin_nested() as savepoint:
+                note_work(db, record)
+                savepoint.rollback()
+            note_work(db, record)
+
+        assert (await handle_with(Inbox("billing"), handler)).outcome == "handled"
+        assert count(engine, "kafka_inbox") == 2
 
 
 class TestFaultsOfTheDatabase:

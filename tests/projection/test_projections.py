@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from tests.suites.projections import ProjectionConformance
 from tests.suites.tags_setting import Scene, TagSetting
 
-from headrace.errors import BadArgument, HandlerFailed
+from headrace.errors import BadArgument, HandlerCommitted, HandlerFailed
 from headrace.projection import Projection, ProjectionRunner, open_target
 from headrace.projection.slots import below, earliest, moved, owned, slot_of
 from headrace.services import RunningService
@@ -110,6 +110,37 @@ class TestAsynchronous(Embedded, TagSetting):
         assert await runner.catch_up() == 3  # those before it are done
         async with engine.connect() as connection:
             assert [n for (n,) in await connection.execute(text("SELECT number FROM seen"))] == [1, 2, 3, 4, 5]
+        await engine.dispose()
+
+    async def test_an_asynchronous_handler_can_not_end_its_transaction(self, scene: Scene, tmp_path: Path) -> None:
+        """T34: neither through SQLAlchemy, where its event fails, nor past it, where the projection stands still."""
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}")
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE seen (number INTEGER)"))
+        how = ["commit"]
+
+        async def handle(connection: AsyncConnection, event: TaggedEvent) -> None:
+            await connection.execute(text("INSERT INTO seen VALUES (:n)"), {"n": event.number})
+            if event.number == 2 and how[0] == "commit":
+                await connection.commit()
+            if event.number == 2 and how[0] == "cursor":
+                raw = await connection.get_raw_connection()
+                assert raw.driver_connection is not None
+                await raw.driver_connection.execute("COMMIT")
+
+        for n in range(1, 4):
+            await scene.append("a", n)
+        projection = Projection("async", scene.tag, handle, database=engine)
+        target = open_target(projection, scene.store.settings)
+        runner = ProjectionRunner(projection, scene.queries, target)
+        with pytest.raises(HandlerFailed, match=r"event 2 .* committed the transaction"):
+            await runner.catch_up()
+        how[0] = "cursor"
+        for _ in range(2):
+            with pytest.raises(HandlerCommitted, match=r"handle' of projection 'async'"):
+                await runner.catch_up()
+        async with engine.connect() as connection:
+            assert [n for (n,) in await connection.execute(text("SELECT number FROM seen"))] == [1, 2]
         await engine.dispose()
 
     async def test_a_database_can_be_named_by_its_url(self, scene: Scene, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.cluster.test_transport import certificates
 from tests.engine.models import bank_engine
+from tests.gateway.test_hostile_tokens import hostile
 from tests.gateway.test_security import Issuer, jwks_of
 from tests.rpc.conftest import Serving
 from tests.rpc.test_commands import kind_of, refused, sending
@@ -61,6 +62,19 @@ async def test_a_token_opens_what_its_subject_and_roles_are_granted(serving: Ser
             assert (error.code(), kind_of(error)) == (grpc.StatusCode.UNAUTHENTICATED, "Unauthenticated")
         error = await refused(stub.Send(sending(door), metadata=(*alice, *alice)))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_no_hostile_token_passes(serving: Serving, issuer: Issuer) -> None:
+    """Tokens made to deceive or to break the check are refused as such, and nothing is done."""
+    seen: dict[str, grpc.StatusCode] = {}
+    issuer.file.write_text(jwks_of(k1=issuer.key, k2=ed25519.Ed25519PrivateKey.generate()))
+    async with serving(jwt=issuer.settings(), grants={"*": ["*"], "anonymous": ["*"]}) as door, door.stub() as stub:
+        for name, token in hostile(issuer).items():
+            error = await refused(stub.Send(sending(door), metadata=bearer(token)))
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                seen[name] = error.code()
+        assert seen == {}
+        assert (await stub.Send(sending(door), metadata=bearer(issuer.token()))).success.version == 1
 
 
 def _bytes_at(location: str | None) -> bytes:

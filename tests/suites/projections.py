@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Column, Connection, Engine, Integer, create_engine, text
+from sqlalchemy import Table as SqlTable
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, registry
 from tests.suites.tags_setting import Scene, TagSetting
 
 from headrace.errors import (
     BadArgument,
+    HandlerCommitted,
     HandlerFailed,
     OffsetAhead,
     OperationFailed,
@@ -25,6 +28,7 @@ from headrace.errors import (
     ProjectionRebuilding,
     SlotsMoved,
     TransactionEnded,
+    TransactionLost,
 )
 from headrace.observe import LineProgress
 from headrace.projection import (
@@ -284,6 +288,11 @@ class ProjectionConformance(TagSetting):
             ("rollback", "fail", 4),
             ("close", "skip", 4),
             ("session", "dead-letter", 2),
+            ("COMMIT", "fail", 2),
+            ("COMMIT", "dead-letter", 4),
+            (" -- all done\n commit work ; ", "skip", 2),
+            ("/* no */ ROLLBACK", "fail", 4),
+            ("Rollback", "dead-letter", 2),
         ],
     )
     async def test_a_handler_can_not_end_the_transaction(
@@ -304,7 +313,7 @@ class ProjectionConformance(TagSetting):
         projection = _projection(scene, table, handler=handle, recovery=Recovery(then))
         if then == "fail":
             with pytest.raises(
-                HandlerFailed, match=rf"event {at} .* the handler (committed|rolled back) the transaction"
+                HandlerFailed, match=rf"event {at} .* the handler (committed|rolled back|ended by '.*') the transaction"
             ):
                 await _catch_up(scene, projection)
             assert table.numbers("a") == list(range(1, at))
@@ -319,6 +328,26 @@ class ProjectionConformance(TagSetting):
             ends[0] = False
             assert (await replay_letters(projection, scene.queries, target, letters)).handled == 1
             assert table.numbers("a") == [1, 2, 3, 4]
+
+    async def test_the_error_of_a_flush_is_the_failure(self, scene: Scene, table: Table) -> None:
+        """T34: a session rolls back when its flush fails. What is told is the error, not the rollback: a deadlock there
+        is a conflict, and no fault of the event."""
+        await scene.append("a", 1)
+        mapped = registry()
+
+        @mapped.mapped
+        class Row:
+            __table__ = SqlTable("no_such_table", mapped.metadata, Column("n", Integer, primary_key=True))
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            with Session(connection) as session:
+                session.add(Row(n=1))
+                session.flush()
+
+        with pytest.raises(HandlerFailed, match=r"event 1 .* no_such_table"):
+            await _catch_up(scene, _projection(scene, table, handler=handle))
+        assert table.numbers("a") == []
 
     async def test_a_handlers_savepoints_and_sessions_are_its_own(self, scene: Scene, table: Table) -> None:
         """T34: part of an event's work can be undone, and a session on the connection may commit its own part."""
@@ -338,6 +367,170 @@ class ProjectionConformance(TagSetting):
 
         await _catch_up(scene, _projection(scene, table, handler=handle))
         assert table.numbers("a") == [1, 2, 3]
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    async def test_a_table_that_a_handler_makes_never_ends_its_transaction(
+        self, scene: Scene, table: Table, grouped: bool
+    ) -> None:
+        """T34: MariaDB commits at a CREATE, which is refused there: the event fails, and nothing was committed. The
+        other databases create tables in transactions."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, given: Any) -> None:
+            for event in given if grouped else [given]:
+                table.add(connection, event)
+                connection.execute(text("SELECT 1"))
+                if event.seq_nr == 2:
+                    connection.execute(text(f"CREATE TABLE {table.name}_extra (n INTEGER)"))
+
+        projection = _projection(scene, table, handler=handle, grouped=grouped)
+        if table.engine.dialect.name not in {"mysql", "mariadb"}:
+            assert await _catch_up(scene, projection) == 4
+            assert table.numbers("a") == [1, 2, 3, 4]
+            return
+        for _ in range(2):
+            with pytest.raises(HandlerFailed, match=r"event 2 .* ended by 'CREATE TABLE .*' the transaction"):
+                await _catch_up(scene, projection)
+        assert table.numbers("a") == [1]
+
+    @pytest.mark.parametrize("then", ["fail", "skip", "dead-letter"])
+    @pytest.mark.parametrize("raises", [False, True])
+    async def test_a_commit_past_sqlalchemy_stops_the_projection(
+        self, scene: Scene, table: Table, then: Any, raises: bool
+    ) -> None:
+        """T34: a COMMIT through the driver's cursor stores the batch's offset without the rest of the batch. Nobody
+        knows what is stored then: no worker goes on before an operator has decided."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 2:
+                connection.connection.cursor().execute("COMMIT")
+                if raises:
+                    raise ValueError("and something else")
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery(then))
+        for _ in range(2):
+            with pytest.raises(HandlerCommitted, match=r"handle' of projection .* run: headrace projection rebuild"):
+                await _catch_up(scene, projection)
+        assert table.numbers("a") == [1, 2]
+        target = open_target(projection, scene.store.settings)
+        with pytest.raises(HandlerCommitted):
+            await target.load()
+        replays: list[bool] = []
+
+        def fixed(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            replays.append(current_delivery().is_replay)
+
+        mended = _projection(scene, table, handler=fixed)
+        await rebuild(mended, scene.queries, open_target(mended, scene.store.settings))
+        assert table.numbers("a") == [1, 2, 3, 4]
+        assert replays == [True] * 4
+
+    async def test_an_offset_command_ends_the_stop_after_a_commit(self, scene: Scene, table: Table) -> None:
+        """T34: an operator who knows what is stored sets the offset, and the projection goes on from there."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        events = await scene.read()
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 2:
+                connection.connection.cursor().execute("COMMIT")
+
+        with pytest.raises(HandlerCommitted):
+            await _catch_up(scene, _projection(scene, table, handler=handle))
+        mended = _projection(scene, table)
+        target = open_target(mended, scene.store.settings)
+        await target.put(dict.fromkeys(range(mended.slots), events[1].tag_offset))
+        assert await _catch_up(scene, mended) == 2
+        assert table.numbers("a") == [1, 2, 3, 4]
+
+    @pytest.mark.parametrize("then", ["fail", "skip"])
+    async def test_a_rollback_past_sqlalchemy_is_the_failure_of_its_event(
+        self, scene: Scene, table: Table, then: Any
+    ) -> None:
+        """T34: a ROLLBACK through the driver's cursor takes the offset and the earlier events along. They come again,
+        and the event whose handler did it fails."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 3:
+                connection.connection.cursor().execute("ROLLBACK")
+                table.add(connection, event)
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery(then))
+        if then == "skip":
+            await _catch_up(scene, projection)
+            assert table.numbers("a") == [1, 2, 4]
+            return
+        with pytest.raises(HandlerFailed, match=r"event 3 .* rolled back"):
+            await _catch_up(scene, projection)
+        assert table.numbers("a") == [1, 2]
+
+    async def test_an_error_that_a_handler_catches_does_not_undo_the_batch(self, scene: Scene, table: Table) -> None:
+        """T34: on PostgreSQL a failed statement spoils its transaction, and its COMMIT is a ROLLBACK without an error.
+        The event whose handler caught the error fails; on the other databases nothing is wrong."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 4:
+                with suppress(DBAPIError):
+                    connection.execute(text("SELECT n FROM no_such_table"))
+
+        projection = _projection(scene, table, handler=handle)
+        if table.engine.dialect.name == "postgresql":
+            with pytest.raises(HandlerFailed, match=r"event 4 .*begin_nested"):
+                await _catch_up(scene, projection)
+            assert table.numbers("a") == [1, 2, 3]
+            return
+        assert await _catch_up(scene, projection) == 4
+        assert table.numbers("a") == [1, 2, 3, 4]
+
+    async def test_a_letter_whose_replay_is_committed_early_stays(self, scene: Scene, table: Table) -> None:
+        """T34: a replay removes its letter in the handler's transaction; one that the handler ends leaves it there."""
+        await scene.append("a", 1)
+        how = ["raise"]
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if how[0] == "raise":
+                raise ValueError("no")
+            connection.connection.cursor().execute(how[0])
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        target = open_target(projection, scene.store.settings)
+        for how[0], found in (("ROLLBACK", "rolled back"), ("COMMIT", "committed")):
+            letters = await target.letters.all()
+            assert [letter.seq_nr for letter in letters] == [1]
+            replayed = await replay_letters(projection, scene.queries, target, letters)
+            assert (replayed.handled, len(replayed.failed)) == (0, 1)
+            assert found in str(replayed.failed[0])
+            assert await target.letters.all() == letters
+        assert table.numbers("a") == [1]
+
+    async def test_a_reset_that_rolls_back_sets_nothing_back(self, scene: Scene, table: Table) -> None:
+        """FT4: the offsets go back together with what the handler wrote, or not at all."""
+        await scene.append("a", [1, 2])
+
+        def reset(connection: Connection) -> None:
+            table.clear(connection)
+            connection.connection.cursor().execute("ROLLBACK")
+
+        projection = _projection(scene, table, reset=reset)
+        await _catch_up(scene, projection)
+        with pytest.raises(TransactionLost, match=r"reset' .* rolled back"):
+            await rebuild(projection, scene.queries, open_target(projection, scene.store.settings))
+        assert await _catch_up(scene, projection) == 0
+        assert table.numbers("a") == [1, 2]
 
     async def test_a_reset_may_end_its_transaction(self, scene: Scene, table: Table) -> None:
         """FT4: MariaDB commits at a CREATE or TRUNCATE. Until the rebuild has put the offsets, no worker can go on."""
@@ -581,10 +774,14 @@ def _end(connection: Connection, ending: str) -> None:
             connection.rollback()
         case "close":
             connection.close()
-        case _:
+        case "session":
             with Session(connection) as session:
                 session.execute(text("SELECT 1"))
                 session.rollback()
+        case "COMMIT":
+            connection.exec_driver_sql(ending)
+        case _:
+            connection.execute(text(ending))
 
 
 class Table:

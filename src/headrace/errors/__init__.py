@@ -15,6 +15,7 @@
     │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── TransactionEnded        a handler tried to end the SQL transaction that it is called in
+    │   ├── TransactionLost         a handler has ended the SQL transaction that it is called in
     │   ├── BadToken                a consistency token that this log never gave
     │   ├── TokenOfOtherTopic       a consistency token of a topic that is gone, or of another cluster
     │   ├── TokenAhead              a consistency token of a record that the log does not have
@@ -138,6 +139,7 @@
         ├── WrongBucketSize         views by tag were made with another size
         ├── TagViewsLost            tables of views by tag were emptied or replaced
         ├── TagGap                  an event under a tag is missing
+        ├── HandlerCommitted        a projection's handler committed in the middle of a batch
         ├── ProjectionChanged       a projection's definition has changed since it ran
         ├── OffsetAhead             a projection's offset is in the future
         ├── DeadLettersFull         no more events can be set aside
@@ -292,12 +294,14 @@ from headrace.errors.log import (
 from headrace.errors.outbox import MissingTables, OutdatedTables, PublishedTooLate
 from headrace.errors.projections import (
     DeadLettersFull,
+    HandlerCommitted,
     HandlerFailed,
     OffsetAhead,
     ProjectionChanged,
     ProjectionRebuilding,
     SlotsMoved,
     TransactionEnded,
+    TransactionLost,
 )
 from headrace.errors.schemas import (
     BadSchema,
@@ -369,6 +373,7 @@ __all__ = [
     "GatewayUnprotected",
     "GrpcListenFailed",
     "GrpcUnprotected",
+    "HandlerCommitted",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -468,6 +473,7 @@ __all__ = [
     "TopicShared",
     "TransactionEnded",
     "TransactionFailed",
+    "TransactionLost",
     "TransactionMisused",
     "Unauthenticated",
     "Unavailable",

@@ -9,12 +9,14 @@ from headrace.errors.families import Misconfigured, Refused, Unavailable
 
 __all__ = [
     "DeadLettersFull",
+    "HandlerCommitted",
     "HandlerFailed",
     "OffsetAhead",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "SlotsMoved",
     "TransactionEnded",
+    "TransactionLost",
 ]
 
 
@@ -35,8 +37,45 @@ class TransactionEnded(Refused):
 
     how: str
     says: ClassVar[str] = (
-        "the handler {how} the transaction that also stores that its event is done, which was refused; return from the "
-        "handler to commit, raise an error to roll back, and use connection.begin_nested() to undo a part of the work"
+        "the handler {how} the transaction that also stores that its event is done; that is not allowed, and nothing "
+        "of it is stored. Return from the handler to commit, raise an error to roll back, and use "
+        "connection.begin_nested() to undo a part of the work"
+    )
+
+
+@dataclass(eq=False)
+class TransactionLost(Refused):
+    """The transaction that a handler was called in had ended, or was spoiled, when the handler returned."""
+
+    handler: str
+    was_committed: bool
+
+    def __str__(self) -> str:
+        what = _COMMITTED if self.was_committed else _ROLLED_BACK
+        return f"handler {self.handler!r} ended the transaction that it is called in, past SQLAlchemy: {what}"
+
+
+_COMMITTED = (
+    "what it had written up to there was committed, and what came after was rolled back; leave out the COMMIT of the "
+    "driver or of a procedure, and on MariaDB and MySQL statements like CREATE or ALTER"
+)
+_ROLLED_BACK = (
+    "all that it had written was rolled back; use connection.begin_nested() around what may fail if it catches the "
+    "error, and leave out the ROLLBACK of the driver or of a procedure"
+)
+
+
+@dataclass(eq=False)
+class HandlerCommitted(Misconfigured):
+    """A projection's handler committed in the middle of a batch; nobody knows which of its events are stored."""
+
+    projection: str
+    handler: str
+    says: ClassVar[str] = (
+        "handler {handler!r} of projection {projection!r} committed its transaction past SQLAlchemy, in the middle of "
+        "a batch (by a COMMIT through the driver or in a procedure, or on MariaDB and MySQL by a statement like CREATE "
+        "or ALTER): what it had written up to there is stored, the rest of the batch is not. The projection stands "
+        "still; fix the handler, then run: headrace projection rebuild (or: headrace projection offset set)"
     )
 
 

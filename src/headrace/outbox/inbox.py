@@ -19,10 +19,11 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, TransactionLost
 from headrace.model import Record
 from headrace.outbox.dialects import DIALECTS, dialect_of
 from headrace.outbox.engines import execute, storable
+from headrace.outbox.handler_transactions import HandlerTransaction, handler_name
 from headrace.outbox.insert import begun, need_transaction
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
@@ -204,14 +205,23 @@ class Inbox:
         the database raises through its own fault (see `is_transient`) is raised, and is no failure of the event; but
         after `max_interruptions` of them, by a database that is there to count them, the event is poison too. Whatever
         happens before the handler is called is raised and not counted.
+
+        A handler that commits or rolls back has failed (TransactionEnded). If it committed past SQLAlchemy, the event
+        counts as known with a part of the work: it is poison at once (TransactionLost).
         """
-        tried = _Try()
+        tried = _Try(handler_name(handler))
         try:
             with where.begin() as db:
                 if not self.accept(db, record):
                     return Handling("known")
-                tried.has_begun = True
-                handler(db, record)
+                owned = tried.begin(_connection(db))
+                try:
+                    with owned.handling():
+                        handler(db, record)
+                except Exception:
+                    tried.check(owned, after_error=True)
+                    raise
+                tried.check(owned, after_error=False)
                 self._failures.forget(_connection(db), self._event_id(record))
             return Handling("handled")
         except Exception as error:
@@ -226,13 +236,19 @@ class Inbox:
         self, where: AsyncWhere, record: Record, handler: Callable[[Any, Record], Awaitable[object]]
     ) -> Handling:
         """The same for coroutines: `where` is an AsyncEngine or an async_sessionmaker."""
-        tried = _Try()
+        tried = _Try(handler_name(handler))
         try:
             async with where.begin() as db:
                 if not await self.accept_async(db, record):
                     return Handling("known")
-                tried.has_begun = True
-                await handler(db, record)
+                owned = await db.run_sync(lambda own: tried.begin(_connection(own)))
+                try:
+                    with owned.handling():
+                        await handler(db, record)
+                except Exception:
+                    await db.run_sync(lambda _: tried.check(owned, after_error=True))
+                    raise
+                await db.run_sync(lambda _: tried.check(owned, after_error=False))
                 await db.run_sync(lambda own: self._failures.forget(_connection(own), self._event_id(record)))
             return Handling("handled")
         except Exception as error:
@@ -259,6 +275,10 @@ class Inbox:
     def _failed(self, db: Connection, record: Record, tried: _Try) -> Handling | None:
         """Count the failure, and give the event up if it was the last that is allowed; None for an interruption."""
         event_id = self._event_id(record)
+        if tried.is_lost and self._is_known(db, record):
+            error = tried.committed()
+            failures = self._failures.note(db, event_id, record, error, limits=Limits(1, 1), kind="attempts")
+            return Handling("poison", failures.attempts, error)
         failures = self._failures.note(db, event_id, record, tried.error, limits=self._limits, kind=tried.kind)
         if not self._limits.are_reached_by(failures):
             return Handling("failed", failures.attempts, tried.error) if tried.kind == "attempts" else None
@@ -271,6 +291,10 @@ class Inbox:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
         db = _connection(where)
         return execute(db, *self.forgetting(db.dialect.name, older_than_s)).rowcount
+
+    def _is_known(self, db: Connection, record: Record) -> bool:
+        sql = f"SELECT 1 FROM kafka_inbox WHERE {_OF_EVENT}"  # noqa: S608
+        return execute(db, renamed(sql, self._table_prefix), self._row(record)).first() is not None
 
     def accepting(self, dialect: str, record: Record) -> tuple[str, dict[str, Any]]:
         """Return the statement that remembers an event, unless it is known, with its parameters."""
@@ -294,18 +318,42 @@ class Inbox:
 
 
 class _Try:
-    """One try of a handler: whether it came to be called, and how it failed."""
+    """One try of a handler: whether it came to be called, how it failed, and whether it ended the transaction."""
 
     has_begun = False
+    is_lost = False
     kind: FailureKind = "attempts"
     error = ""
+    _is_own = False
+
+    def __init__(self, handler: str) -> None:
+        self._handler = handler
+
+    def begin(self, connection: Connection) -> HandlerTransaction:
+        """Mark the transaction in which the handler is called next."""
+        owned = HandlerTransaction(connection)
+        owned.mark()
+        self.has_begun = True
+        return owned
+
+    def check(self, owned: HandlerTransaction, *, after_error: bool) -> None:
+        """Note it if the handler ended the transaction past SQLAlchemy. Raises TransactionLost, unless it raised."""
+        self.is_lost = owned.is_lost(after_error=after_error)
+        if self.is_lost and not after_error:
+            raise TransactionLost(self._handler, was_committed=False)
 
     def failed(self, error: Exception) -> None:
         """Note the error and its kind. Raises it again if the handler was not even called."""
         if not self.has_begun:
             raise error
         self.kind = "interruptions" if is_transient(error) else "attempts"
+        self._is_own = not isinstance(error, TransactionLost)
         self.error = f"{type(error).__name__}: {error}"
+
+    def committed(self) -> str:
+        """Return the error of a try that committed its transaction, and what the handler raised besides."""
+        lost = f"{TransactionLost.__name__}: {TransactionLost(self._handler, was_committed=True)}"
+        return f"{lost}; and then it raised {self.error}" if self._is_own else lost
 
 
 def _checked_limit(name: str, limit: object) -> int:

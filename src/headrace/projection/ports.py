@@ -8,13 +8,15 @@ from typing import Protocol, TypeAlias
 from headrace.projection.projection import DeadLetter
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["REBUILDING", "DeadLetters", "Offsets", "Target"]
+__all__ = ["COMMITTED_EARLY", "REBUILDING", "DeadLetters", "Offsets", "Target"]
 
 # By slot; None if nothing was handled yet.
 Offsets: TypeAlias = Mapping[int, TagOffset | None]
 
 # Takes the place of every offset while a rebuild resets the handler's work: no worker knows such a place.
 REBUILDING = "rebuilding"
+# Takes the place of the offsets of a batch whose handler committed in the middle of it.
+COMMITTED_EARLY = "committed-early"
 
 
 class Target(Protocol):
@@ -38,14 +40,15 @@ class Target(Protocol):
         """Return the offset of each slot.
 
         Raises BadArgument if the projection has run with another number of slots, ProjectionChanged if it has run with
-        other tags, ProjectionRebuilding while a rebuild resets its work.
+        other tags, ProjectionRebuilding while a rebuild resets its work, HandlerCommitted after a batch of which only a
+        part may be stored.
         """
         ...
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
         """Handle events and move the slots of `known` up to an offset, if they are still where `known` says.
 
-        Raises SlotsMoved, and EventFailed if the handler raises.
+        Raises SlotsMoved, EventFailed if the handler raises, and HandlerCommitted.
         """
         ...
 

@@ -26,8 +26,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateTable
 
-from headrace.errors import BadArgument, ProjectionChanged, ProjectionRebuilding, SlotsMoved
-from headrace.projection.ports import REBUILDING, Offsets
+from headrace.errors import (
+    BadArgument,
+    HandlerCommitted,
+    ProjectionChanged,
+    ProjectionRebuilding,
+    SlotsMoved,
+    TransactionLost,
+)
+from headrace.outbox import handler_name
+from headrace.projection.ports import COMMITTED_EARLY, REBUILDING, Offsets
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import come_again, furthest
 from headrace.tags import TagOffset
@@ -104,34 +112,55 @@ class ProjectionTables:
         self._check(len(rows), {row.tag for row in rows}, {row.tag_offset for row in rows})
         return {row.slot: _parse(row.tag_offset) for row in rows}, {row.slot: _parse(row.replay_to) for row in rows}
 
-    def move(self, connection: Connection, moving: Offsets, to: TagOffset) -> None:
+    def move(self, connection: Connection, moving: Offsets, to: TagOffset, at_ms: int | None = None) -> None:
         """Move slots up to an offset, those with the same offset together. Raises SlotsMoved if a rival has moved some.
 
         This comes before the handlers are called. It locks the rows, so that a rival or a rebuild waits and then sees
         everything that was written, and a worker that was overtaken stops before it has done anything. So does a
-        worker with other tags: the offsets may be those it knows, but in another order of events.
+        worker with other tags: the offsets may be those it knows, but in another order of events. `at_ms` is noted
+        with the offsets, so that `stop` knows them again.
         """
         self._lock(connection, moving)
         for place in set(moving.values()):
             slots = [slot for slot, at in moving.items() if at == place]
             is_there = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
             at = self._mine & (OFFSETS.c.tag == self._projection.source) & OFFSETS.c.slot.in_(slots) & is_there
-            new = to if place is None or not place.covers(to) else place
-            change = update(OFFSETS).where(at).values(tag_offset=str(new), updated_ms=_now_ms())
+            values = {"tag_offset": str(_new(place, to)), "updated_ms": at_ms or _now_ms()}
+            change = update(OFFSETS).where(at).values(values)
             if connection.execute(change).rowcount != len(slots):
                 raise SlotsMoved(self._projection.name)
+
+    def stop(self, connection: Connection, moving: Offsets, to: TagOffset, at_ms: int) -> HandlerCommitted | None:
+        """Take the offsets of a `move` away if it was committed although its batch was not; None if it was not.
+
+        No worker can go on then, as after a rebuild that was killed: what is stored of the batch is not known.
+        """
+        self._lock(connection, moving)
+        stopped = 0
+        for slot, at, replay_to, written_ms in self._places(connection):
+            if slot in moving and written_ms == at_ms and at == str(_new(moving[slot], to)):
+                values = {"tag_offset": COMMITTED_EARLY, "replay_to": replay_to, "updated_ms": _now_ms()}
+                connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
+                stopped += 1
+        return self._committed() if stopped else None
 
     def take_all(self, connection: Connection) -> None:
         """Take all slots from the workers, and remember their offsets: events up to there will be replays."""
         self._lock(connection, range(self._projection.slots))
-        for slot, _, replay_to in self._places(connection):
+        for slot, _, replay_to, _ in self._places(connection):
             values = {"tag_offset": REBUILDING, "replay_to": replay_to, "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
 
     def put_all(self, connection: Connection, at: TagOffset | None) -> None:
-        """Set all slots to an offset, under the tags that the projection has now; remove letters behind the offset."""
+        """Set all slots to an offset, under the tags that the projection has now; remove letters behind the offset.
+
+        Raises TransactionLost if `take_all` was rolled back meanwhile: what the handler wrote is not reset then.
+        """
         values = {"tag_offset": _text(at), "tag": self._projection.source, "updated_ms": _now_ms()}
-        connection.execute(update(OFFSETS).where(self._mine).values(values))
+        taken = self._mine & (OFFSETS.c.tag_offset == REBUILDING)
+        done = connection.execute(update(OFFSETS).where(taken).values(values)).rowcount
+        if done != self._projection.slots and (reset := self._projection.reset) is not None:
+            raise TransactionLost(handler_name(reset), was_committed=False)
         self.remove(connection, [each for each in self.letters(connection) if at is None or each.tag_offset > at])
 
     def put(self, connection: Connection, places: Offsets) -> None:
@@ -141,9 +170,9 @@ class ProjectionTables:
         """
         self._lock(connection, range(self._projection.slots))
         found = self._places(connection)
-        if any(at == REBUILDING for _, at, _ in found):
+        if any(at == REBUILDING for _, at, _, _ in found):
             raise ProjectionRebuilding(self._projection.name)
-        before = {slot: replay_to for slot, _, replay_to in found}
+        before = {slot: replay_to for slot, _, replay_to, _ in found}
         for slot, place in places.items():
             values = {"tag_offset": _text(place), "replay_to": before.get(slot), "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
@@ -195,24 +224,37 @@ class ProjectionTables:
             return
         connection.execute(select(OFFSETS.c.slot).where(here).order_by(OFFSETS.c.slot).with_for_update()).all()
 
-    def _places(self, connection: Connection) -> Sequence[tuple[int, str | None, str | None]]:
-        """Return slot, offset, and the offset up to which events are replays, including what was handled by now."""
-        query = select(OFFSETS.c.slot, OFFSETS.c.tag_offset, OFFSETS.c.replay_to).where(self._mine)
+    def _places(self, connection: Connection) -> Sequence[tuple[int, str | None, str | None, int]]:
+        """Return slot, offset, the offset up to which events are replays, and when they were written.
+
+        Replays include what was handled by now.
+        """
+        columns = (OFFSETS.c.slot, OFFSETS.c.tag_offset, OFFSETS.c.replay_to, OFFSETS.c.updated_ms)
         found = []
-        for slot, at, replay_to in connection.execute(query).all():
-            handled = None if at == REBUILDING else _parse(at)
-            found.append((slot, at, _text(furthest(handled, _parse(replay_to)))))
+        for slot, at, replay_to, written_ms in connection.execute(select(*columns).where(self._mine)).all():
+            handled = None if at in {REBUILDING, COMMITTED_EARLY} else _parse(at)
+            found.append((slot, at, _text(furthest(handled, _parse(replay_to))), written_ms))
         return found
+
+    def _committed(self) -> HandlerCommitted:
+        return HandlerCommitted(self._projection.name, handler_name(self._projection.handler))
 
     def _check(self, rows: int, tags: set[str], offsets: set[str | None]) -> None:
         name = self._projection.name
         if REBUILDING in offsets:
             raise ProjectionRebuilding(name)
+        if COMMITTED_EARLY in offsets:
+            raise self._committed()
         if rows != self._projection.slots:
             rule = f"projection {name!r} has run with {rows}; keep that, or rename it"
             raise BadArgument("slots", self._projection.slots, rule)
         if tags != {self._projection.source}:
             raise ProjectionChanged(name, ", ".join(sorted(tags - {self._projection.source})), self._projection.source)
+
+
+def _new(place: TagOffset | None, to: TagOffset) -> TagOffset:
+    """Return where a slot is after a move."""
+    return to if place is None or not place.covers(to) else place
 
 
 def _parse(place: str | None) -> TagOffset | None:

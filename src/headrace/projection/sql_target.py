@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from headrace.errors import OperationFailed, TransactionEnded
+from headrace.errors import HeadraceError, OperationFailed, TransactionLost
+from headrace.outbox import HandlerTransaction, handler_name
 from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
 from headrace.projection.ports import Offsets
 from headrace.projection.projection import DeadLetter, Projection
@@ -36,49 +37,6 @@ _ATTEMPTS = 8
 _MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
 
 
-class _HandlerTransaction:
-    """Refuses commits and rollbacks of a connection while a handler is called. Savepoints are the handler's own.
-
-    The target stores in the handler's transaction that the event is done. If a handler commits on its own, that is
-    stored although the rest of the work is not; if it rolls back, the work is gone although the target believes it
-    stored.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._is_handling = False
-        self._refused: TransactionEnded | None = None
-        sqlalchemy_event.listen(connection, "commit", self._on_commit)
-        sqlalchemy_event.listen(connection, "rollback", self._on_rollback)
-
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """Watch a call of a handler. Raises TransactionEnded, also if the handler caught the refusal."""
-        self._is_handling = True
-        try:
-            yield
-        except Exception as error:
-            if self._refused is not None and error is not self._refused:  # what follows from the refusal
-                raise self._refused from error
-            raise
-        finally:
-            self._is_handling = False
-        if self._refused is not None:  # SQLAlchemy takes the transaction for ended, whatever the database says
-            raise self._refused
-
-    def _on_commit(self, connection: Connection) -> None:
-        self._refuse(connection, "committed")
-
-    def _on_rollback(self, connection: Connection) -> None:
-        self._refuse(connection, "rolled back")
-
-    def _refuse(self, connection: Connection, how: str) -> None:
-        if self._is_handling:
-            self._refused = self._refused or TransactionEnded(how)
-            # SQLAlchemy forgets a transaction whose end fails, and would leave it open in the database.
-            connection.dialect.do_rollback(connection.connection)
-            raise self._refused
-
-
 @dataclass(frozen=True)
 class _Call:
     """A call of the application's function, which may be a coroutine function if the engine is asynchronous."""
@@ -87,12 +45,12 @@ class _Call:
     arguments: tuple[object, ...] = ()
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def run(self, connection: Connection, owned: _HandlerTransaction) -> None:
+    def run(self, connection: Connection, owned: HandlerTransaction) -> None:
         """Make the call."""
         with self.around(), owned.handling():
             self.function(connection, *self.arguments)
 
-    async def run_async(self, connection: AsyncConnection, owned: _HandlerTransaction) -> None:
+    async def run_async(self, connection: AsyncConnection, owned: HandlerTransaction) -> None:
         """Make the call, and await its result if it is awaitable."""
         with self.around(), owned.handling():
             done = self.function(connection, *self.arguments)
@@ -102,33 +60,61 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Transaction:
-    """Work on our tables, the calls of the application, and more work on our tables."""
+    """Work on our tables, the calls of the application, and more work on our tables.
+
+    If the application may not end the transaction, `if_lost` says what to do when it did so past SQLAlchemy: it is run
+    in another transaction, and returns the error to raise if `before` was committed alone.
+    """
 
     before: Callable[[Connection], None]
     calls: Sequence[_Call] = ()
     after: Callable[[Connection], None] | None = None
+    if_lost: Callable[[Connection], HeadraceError | None] | None = None
 
     def run(self, engine: Engine) -> None:
-        """Do it all, or nothing."""
+        """Do it all, or nothing. Raises _Lost if it is not known what was done."""
         with engine.begin() as connection:
-            self.before(connection)
-            owned = _HandlerTransaction(connection)
-            for call in self.calls:
-                call.run(connection, owned)
-            if self.after is not None:
-                self.after(connection)
+            owned = self._begin(connection)
+            try:
+                for call in self.calls:
+                    call.run(connection, owned)
+            except Exception as error:
+                self._check(owned, error)
+                raise
+            self._check(owned, None)
+            self._end(connection)
             crash_point("projection.sql.before-commit")
 
     async def run_async(self, engine: AsyncEngine) -> None:
-        """Do it all, or nothing."""
+        """Do it all, or nothing. Raises _Lost if it is not known what was done."""
         async with engine.begin() as connection:
-            await connection.run_sync(self.before)
-            owned = await connection.run_sync(_HandlerTransaction)
-            for call in self.calls:
-                await call.run_async(connection, owned)
-            if self.after is not None:
-                await connection.run_sync(self.after)
+            owned = await connection.run_sync(self._begin)
+            try:
+                for call in self.calls:
+                    await call.run_async(connection, owned)
+            except Exception as error:
+                failure = error
+                await connection.run_sync(lambda _: self._check(owned, failure))
+                raise
+            await connection.run_sync(lambda _: self._check(owned, None))
+            await connection.run_sync(self._end)
             crash_point("projection.sql.before-commit")
+
+    def _begin(self, connection: Connection) -> HandlerTransaction:
+        self.before(connection)
+        owned = HandlerTransaction(connection, may_define_tables=self.if_lost is None)
+        if self.calls and self.if_lost is not None:
+            owned.mark()
+        return owned
+
+    def _check(self, owned: HandlerTransaction, error: Exception | None) -> None:
+        is_marked = bool(self.calls) and self.if_lost is not None
+        if is_marked and owned.is_lost(after_error=error is not None):
+            raise _Lost(error) from error
+
+    def _end(self, connection: Connection) -> None:
+        if self.after is not None:
+            self.after(connection)
 
 
 class SqlTarget:
@@ -160,9 +146,10 @@ class SqlTarget:
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
         """Move the slots and handle events, all or nothing."""
-        moving = moves(known, to, events, self._projection.slots)
-        move = partial(self._tables.move, moving=moving, to=to)
-        await self.transact(_Transaction(move, self._calls(events, attempt)))
+        moved: dict[str, Any] = {"moving": moves(known, to, events, self._projection.slots), "to": to}
+        moved["at_ms"] = time.time_ns() // 1_000_000
+        move, stop = partial(self._tables.move, **moved), partial(self._tables.stop, **moved)
+        await self.transact(_Transaction(move, self._calls(events, attempt), if_lost=stop))
 
     async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
         """Move the slots and store the letter, all or nothing."""
@@ -237,10 +224,21 @@ class SqlTarget:
             await asyncio.sleep(_MET_AGAIN.delay_s(attempt))
 
     async def _run(self, transaction: _Transaction) -> None:
-        if isinstance(self._engine, AsyncEngine):
-            await transaction.run_async(self._engine)
-        else:
-            await to_the_end(transaction.run, self._engine)
+        """Run a transaction once. If the handler ended it, find out what was stored, and raise that."""
+        try:
+            if isinstance(self._engine, AsyncEngine):
+                await transaction.run_async(self._engine)
+            else:
+                await to_the_end(transaction.run, self._engine)
+        except _Lost as lost:
+            committed = None if transaction.if_lost is None else await self.read(transaction.if_lost)
+            if committed is not None:
+                raise committed from lost.error
+            if lost.error is not None:  # the handler's own error is why all is rolled back
+                raise lost.error from None
+            rolled_back = TransactionLost(handler_name(self._projection.handler), was_committed=False)
+            index = 0 if len(transaction.calls) == 1 and not self._projection.grouped else None
+            raise EventFailed(index, rolled_back) from rolled_back
 
     def _failed(self, error: DBAPIError, *, outcome_known: bool) -> OperationFailed:
         operation = f"writing projection {self._projection.name!r}"
@@ -279,9 +277,12 @@ class SqlDeadLetters:
         around = partial(delivering, 0, Delivery(is_replay=False, attempt=letter.attempts + 1))
         take = partial(self._take, letter=letter)
         try:
-            await self._target.transact(_Transaction(take, [_Call(self._projection.handler, (argument,), around)]))
+            call = _Call(self._projection.handler, (argument,), around)
+            await self._target.transact(_Transaction(take, [call], if_lost=partial(self._put_back, letter=letter)))
         except _LetterGone:
             return False
+        except TransactionLost as lost:
+            raise EventFailed(0, lost) from lost
         return True
 
     async def remove(self, letters: Sequence[DeadLetter]) -> int:
@@ -294,6 +295,13 @@ class SqlDeadLetters:
         if not self._tables.remove(connection, [letter]):
             raise _LetterGone
 
+    def _put_back(self, connection: Connection, letter: DeadLetter) -> TransactionLost | None:
+        """Store the letter again if the handler committed its removal; None if it did not."""
+        if any(each.offset == letter.offset for each in self._tables.letters(connection)):
+            return None
+        self._tables.add_letter(connection, letter)
+        return TransactionLost(handler_name(self._projection.handler), was_committed=True)
+
 
 def is_conflict(error: DBAPIError) -> bool:
     """Return True if the database rolled back a transaction because of another one: a retry may succeed."""
@@ -302,6 +310,14 @@ def is_conflict(error: DBAPIError) -> bool:
         return state in _MET_STATES
     code = next(iter(getattr(error.orig, "args", ())), None)
     return isinstance(code, int) and code in _MET_CODES
+
+
+class _Lost(Exception):
+    """The application ended the transaction past SQLAlchemy; `error` is what it raised besides."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _LetterGone(Exception):

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, TimestampTooFarAhead
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import Mark, encode_action
-from headrace.tags.metrics import MARKS
+from headrace.tags.metrics import AHEAD, MARKS
 
 __all__ = ["MARK_KEY", "MarkBudget", "Marker"]
 
@@ -33,6 +34,7 @@ _LEAVE_S = 0.02
 _LEAVE_FOR_S = 2.0
 _LONGEST_WAIT_S = 0.1
 _LOOK_AGAIN_S = 0.005
+_NO_BOUND_MS = 1 << 62
 
 
 class MarkBudget:
@@ -78,6 +80,13 @@ class Marker:
         self._round: asyncio.Task[None] | None = None
         self._budget: MarkBudget | None = None
         self._leaves_until_s = 0.0
+        self._lead_ms: int | None = None
+        self._ahead_ms: dict[str, int] = {}
+
+    @property
+    def latest_ms(self) -> int:
+        """The latest time of a Mark that the log takes now, as far as is known."""
+        return _NO_BOUND_MS if self._lead_ms is None else _now_ms() + self._lead_ms
 
     @property
     def leaves_to_others(self) -> bool:
@@ -99,11 +108,36 @@ class Marker:
         if self.is_reader:
             return
         reached, wanted = self._reached_ms, self._wanted
+        if self._ahead_ms:
+            self._note_in_time()
         for at in partitions:
             if reached.get(at, -1) < timestamp_ms and wanted.get(at, -1) < timestamp_ms:
                 wanted[at] = timestamp_ms
         if wanted and (self._round is None or self._round.done()):
             self._round = asyncio.get_running_loop().create_task(self._write_on(), name="headrace-tag-marks")
+
+    def waits_for_clock(self, topic: str, log_time_ms: int) -> None:
+        """Show that events of a topic wait because the log takes no Marks that far in the future.
+
+        A clock was ahead when the topic was written, and was set back. The events wait until the clock is there.
+        """
+        ahead_s = (log_time_ms - _now_ms()) / 1000
+        AHEAD.labels(topic).set(ahead_s)
+        if topic not in self._ahead_ms:
+            _logger.warning(
+                "queries by tag wait: the log time of a topic is ahead of the clock",
+                topic=topic,
+                ahead_s=round(ahead_s, 3),
+                wait_s=round(ahead_s - (self._lead_ms or 0) / 1000, 3),
+            )
+        self._ahead_ms[topic] = log_time_ms
+
+    def _note_in_time(self) -> None:
+        latest_ms = self.latest_ms
+        for topic in [topic for topic, ahead_ms in self._ahead_ms.items() if ahead_ms < latest_ms]:
+            AHEAD.labels(topic).set(0)
+            _logger.info("queries by tag go on: the clock has reached the log time", topic=topic)
+            del self._ahead_ms[topic]
 
     def saw(self, at: TopicPartition, log_time_ms: int) -> None:
         """Note the log time up to which some query has read a partition: it needs no Mark up to there."""
@@ -157,6 +191,10 @@ class Marker:
         try:
             positions = await self._log.append([self._record(at, timestamp_ms) for at in marked])
         except HeadraceError as error:
+            if isinstance(error, TimestampTooFarAhead):
+                self._lead_ms = error.bound_ms
+                if timestamp_ms > self.latest_ms:  # queries wait for the clock, and say so
+                    return
             _logger.warning("idle partitions not marked", partitions=len(marked), error=str(error))
             return
         for at in marked:
@@ -169,3 +207,7 @@ class Marker:
     def _record(self, at: TopicPartition, timestamp_ms: int) -> NewRecord:
         headers = encode_action(Mark(id=self.rank + uuid.uuid4().hex[_RANK_LENGTH:]))
         return NewRecord(at.topic, MARK_KEY, None, headers, partition=at.partition, timestamp_ms=timestamp_ms)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

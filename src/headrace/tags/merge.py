@@ -124,6 +124,9 @@ class Merge:
             if not await self._wakeup.wait(LOOK_FOR_TOPICS_S):
                 await self._followed.find_now()
             return
+        if waiting is not None and waiting.log_time_ms >= self._marker.latest_ms:
+            self._marker.waits_for_clock(self._topic_of(waiting), waiting.log_time_ms)
+            waiting = self._last_waiting(self._marker.latest_ms)  # the others need not wait for the clock
         if waiting is not None:
             idle = [at for at, head in self._heads.items() if self._followed.is_idle(head) and head.position <= waiting]
             self._wakeup.expect_marks(idle)
@@ -141,21 +144,28 @@ class Merge:
             times.append(self._watch.wanted)
         return min(times, default=None)
 
-    def _last_waiting(self) -> TagTime | None:
-        """Return the place of the last event that could be delivered if time went on."""
-        lasts = [last for head in self._heads.values() if (last := self._last_of(head)) is not None]
+    def _last_waiting(self, before_ms: int = LAST_TAG_TIME.log_time_ms) -> TagTime | None:
+        """Return the place of the last event that could be delivered if time went on, up to a log time (exclusive)."""
+        lasts = [last for head in self._heads.values() if (last := self._last_of(head, before_ms)) is not None]
         times = [last.tag_offset.time for last in lasts]
         times += [head.sighted for head in self._heads.values() if self._is_sighted(head) and head.sighted is not None]
         if self._rows.waiting is not None:
             times.append(self._rows.waiting)
         if self._watch.wanted is not None:
             times.append(self._watch.wanted)
-        return max(times, default=None)
+        return max((time for time in times if time.log_time_ms < before_ms), default=None)
 
-    def _last_of(self, head: PartitionHead) -> TaggedEvent | None:
-        """Return the last event of a head that the query must give."""
+    def _topic_of(self, place: TagTime) -> str:
+        numbers = {head.position.topic_number: at.topic for at, head in self._heads.items()}
+        return numbers.get(place.topic_number, "")
+
+    def _last_of(self, head: PartitionHead, before_ms: int) -> TaggedEvent | None:
+        """Return the last event of a head that the query must give, up to a log time (exclusive)."""
         end = None if self._followed.until is None else self._followed.until[head.at]
-        return next((event for event in reversed(head.events) if end is None or event.offset < end), None)
+        for event in reversed(head.events):
+            if (end is None or event.offset < end) and event.tag_offset.time.log_time_ms < before_ms:
+                return event
+        return None
 
     def _is_sighted(self, head: PartitionHead) -> bool:
         """Return True if events that the query must give are about to come out of a head."""
