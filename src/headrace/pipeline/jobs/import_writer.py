@@ -334,10 +334,7 @@ def _encoded(row: ImportedRow) -> Encoded:
     try:
         check_id(row.id)
         (event,) = check_events([Event(row.seq_nr, None, row.tags)])
-        if row.timestamp_ms is not None:
-            check_timestamp("timestamp", row.timestamp_ms)
-        if row.timestamp_ms == 0:
-            raise BadArgument("timestamp", 0, "a log's times begin 1 ms after 1970")
+        _check_time(row.timestamp_ms)
         _check_payload("payload", row.payload_type, row.payload)
         _check_payload("metadata", "json", row.metadata)
         check_size("payload", len(row.payload or b""), MAX_VALUE_BYTES - MAX_METADATA_BYTES)
@@ -349,6 +346,13 @@ def _encoded(row: ImportedRow) -> Encoded:
         raise BadArgument(name, error.value, error.rule) from error
     kind = None if row.payload is None else row.payload_type
     return Encoded(event.seq_nr, event.tags, kind, row.payload)
+
+
+def _check_time(timestamp_ms: int | None) -> None:
+    if timestamp_ms == 0:
+        raise BadArgument("timestamp", 0, "a log's times begin 1 ms after 1970")
+    if timestamp_ms is not None:
+        check_timestamp("timestamp", timestamp_ms)
 
 
 def _check_payload(name: str, payload_type: str | None, payload: bytes | None) -> None:
