@@ -23,7 +23,7 @@ from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.tables.frames import journal_frame
-from headrace.pipeline.tables.states import event_of_columns
+from headrace.pipeline.tables.states import event_of_columns, rows_in_utc
 from headrace.pipeline.topics.frames import topic_frame
 from headrace.runtime import load_named
 from headrace.serde import open_registry
@@ -117,7 +117,7 @@ def in_order(frame: DataFrame, tasks: int | None = None) -> DataFrame:
 
 def aggregates_in(batches: Iterable[pa.RecordBatch]) -> Iterator[AggregateRows]:
     """Yield the aggregates of a task, one after the other; the events of each are read before the next one."""
-    rows = (row for batch in batches for row in batch.to_pylist())
+    rows = (row for batch in batches for row in rows_in_utc(batch))
     for key, group in itertools.groupby(rows, lambda row: row["key"]):
         yield _aggregate(key, group)
 

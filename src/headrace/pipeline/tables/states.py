@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Fold", "event_of_columns", "state_as_of", "state_text"]
+__all__ = ["Fold", "event_of_columns", "rows_in_utc", "state_as_of", "state_text"]
 
 Fold: TypeAlias = Callable[[Any, StoredEvent], Any]
 
@@ -127,8 +127,23 @@ def state_text(key: str, state: object) -> str:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str, StoredEvent]]:
-    for row in batch.to_pylist():
+    for row in rows_in_utc(batch):
         yield row["topic"], row["key"], event_of_columns(row)
+
+
+def rows_in_utc(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a batch with their times in UTC.
+
+    Times have the session's zone, and Spark takes names for it that Python does not know, as in GMT+3.
+    """
+    import pyarrow as pa
+
+    columns = [
+        column.cast(pa.timestamp(column.type.unit, "UTC")) if pa.types.is_timestamp(column.type) else column
+        for column in batch.columns
+    ]
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return rows
 
 
 def event_of_columns(row: Mapping[str, Any]) -> StoredEvent:
