@@ -440,6 +440,10 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     refused("SELECT 'a' AS id, explode(array(1, 3)) AS seq_nr", "in between are missing")
     refused("SELECT 'a' AS id, explode(array(2, 2)) AS seq_nr", "more than one row")
     refused("SELECT CAST(NULL AS STRING) AS id, 1 AS seq_nr", "every row has an id")
+    refused("SELECT '' AS id, 1 AS seq_nr", "every row has an id")
+    for seconds in (-1, 0, 253_402_300_800):
+        time = f"timestamp_seconds({seconds})"
+        refused(f"SELECT 'a' AS id, 1 AS seq_nr, {time} AS timestamp", f"timestamp of event 1 of 'a' is {seconds}000?,")
     for number in ("double('NaN')", "float('-Infinity')"):
         for payload in (
             "named_struct('x', NUMBER)",
