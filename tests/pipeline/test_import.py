@@ -443,7 +443,9 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     refused("SELECT '' AS id, 1 AS seq_nr", "every row has an id")
     for seconds in (-1, 0, 253_402_300_800):
         time = f"timestamp_seconds({seconds})"
-        refused(f"SELECT 'a' AS id, 1 AS seq_nr, {time} AS timestamp", f"timestamp of event 1 of 'a' is {seconds}000?,")
+        refused(
+            f"SELECT 'a' AS id, 1 AS seq_nr, {time} AS timestamp", f"timestamp of event 1 of 'a' is {seconds * 1000},"
+        )
     for number in ("double('NaN')", "float('-Infinity')"):
         for payload in (
             "named_struct('x', NUMBER)",
