@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,22 @@ def test_a_semicolon_ends_a_statement_unless_it_is_quoted() -> None:
     assert statements("select 'open; ") == ([], "select 'open; ")
     assert statements(";;") == ([], "")
     assert statements("-- of sales;\n; select 1 /* one */; /* two */;") == (["select 1 /* one */"], "")
+
+
+def test_backslashes_of_raw_texts_and_comments_within_comments_are_read_as_spark_reads_them() -> None:
+    """A raw text ends with its quote, whatever is before that; a comment ends when the comments in it have ended."""
+    assert statements("select r'C:\\'; select R\"a;\\\"; x") == (["select r'C:\\'", 'select R"a;\\"'], " x")
+    assert statements("select for'\\';'; x") == (["select for'\\';'"], " x")  # the end of a word is no prefix
+    assert statements("/* a /* b; */ c; */ select 1; x") == (["/* a /* b; */ c; */ select 1"], " x")
+    assert statements("/* a /* b */; select 1;") == ([], "/* a /* b */; select 1;")
+
+
+def test_a_statement_of_many_lines_is_read_in_one_pass() -> None:
+    """The time to read a statement grows with its length and not with its square."""
+    lines = ["select * from journal where key in (", *(f"  'key-{n:08}'," for n in range(20_000)), "  'last');"]
+    started_s = time.process_time()
+    assert Asked().run(*lines, is_interactive=False) == ["\n".join(lines)[:-1]]
+    assert time.process_time() - started_s < 5
 
 
 def test_the_shell_answers_statements_over_several_lines(capsys: pytest.CaptureFixture[str]) -> None:

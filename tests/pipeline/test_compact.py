@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.pipeline.tier import Tier, append_all
 from tests.suites.journal_setting import replicate
@@ -15,6 +16,7 @@ from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event, NewRecord, StoredEvent, TopicConfig, TopicPartition, partition_of
 from headrace.pipeline import Selection, append_frame, compact, state_as_of, topic_frame
+from headrace.pipeline.tables.frames import rows_in_utc
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)
@@ -97,6 +99,9 @@ def test_a_window_begins_inclusive_and_ends_exclusive(tier: Tier, topic: str) ->
         assert sorted(row.offset for row in rows) == [1, 2, 3]
     rows = topic_frame(tier.spark, tier.endpoints, topic, start=NOON + 10 * minute).collect()
     assert rows == []
+    before_1970 = datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)
+    assert topic_frame(tier.spark, tier.endpoints, topic, start=before_1970).count() == 6
+    assert topic_frame(tier.spark, tier.endpoints, topic, end=datetime.max.replace(tzinfo=UTC)).count() == 6
     assert [row.timestamp for row in frame.where("offset = 2").collect()] == [(NOON + 2 * minute).replace(tzinfo=None)]
     with pytest.raises(UnknownTopic):
         topic_frame(tier.spark, tier.endpoints, f"{topic}-x")
@@ -127,10 +132,20 @@ def test_a_frame_is_appended_by_its_keys(tier: Tier, topic: str) -> None:
     assert again.records == 1
     with pytest.raises(BadArgument, match="column value"):
         append_frame(spark.sql("SELECT 'k' AS key, 1 AS value"), tier.endpoints, topic)
+    with pytest.raises(BadArgument, match=r"column timestamp is 'timestamp_ntz', but it must be timestamp"):
+        append_frame(frame.withColumn("timestamp", frame.timestamp.cast("timestamp_ntz")), tier.endpoints, topic)
     with pytest.raises(BadArgument, match="select those"):
         append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value, 1 AS n"), tier.endpoints, topic)
     with pytest.raises(UnknownTopic):
         append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value"), tier.endpoints, f"{topic}-x")
+
+
+@pytest.mark.parametrize("zone", ["GMT+3", "+05:30", "Asia/Tokyo", "UTC"])
+def test_events_have_their_times_in_a_session_of_any_zone(zone: str) -> None:
+    """K8: Spark takes names of zones that Python does not know."""
+    at = pa.array([1_700_000_000_123_000]).cast(pa.timestamp("us", zone))
+    (row,) = rows_in_utc(pa.RecordBatch.from_arrays([at, pa.array(["k"])], ["timestamp", "key"]))
+    assert row == {"timestamp": datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC), "key": "k"}
 
 
 def add(state: dict[str, int], event: StoredEvent) -> dict[str, int]:

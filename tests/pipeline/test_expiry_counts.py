@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,8 @@ from tests.suites.journal_setting import new_topic, records_of, replicate
 from headrace.journal import Journal
 from headrace.log import Log, open_log
 from headrace.model import Event, NewRecord, Position, TopicPartition
+from headrace.pipeline import Endpoints
+from headrace.pipeline.jobs import expiry, partition_jobs
 from headrace.pipeline.jobs.expiry import purge_expired_of
 from headrace.store import Store, open_store
 
@@ -87,3 +90,25 @@ async def test_what_a_rival_does_between_the_look_and_the_purge_is_seen(
     assert (report.journals, report.purged) == (2, 1)
     assert await journal.pointer("contended") == (2 if is_renewed else None)
     assert await journal.pointer("due") is None
+
+
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K9: no journal is purged hours before its time because the machine is in another time zone."""
+    asked: list[int] = []
+
+    def job(*given: Any) -> None:
+        asked.append(given[-1]["now_ms"])
+        raise KeyboardInterrupt  # before anything of Spark is used
+
+    monkeypatch.setattr(expiry, "partitions_ever", lambda *_: [TopicPartition("t", 0)])
+    monkeypatch.setattr(partition_jobs, "job_frame", job)
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        for now in (datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 12)):  # noqa: DTZ001 - the claim
+            with pytest.raises(KeyboardInterrupt):
+                expiry.purge_expired(cast("Any", None), Endpoints.of("embedded:./none"), now=now)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert asked == [1_767_268_800_000] * 2

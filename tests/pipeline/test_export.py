@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.pipeline.tier import Tier, append_all
 from tests.suites.journal_setting import replicate
@@ -18,6 +20,7 @@ from headrace.journal import Journal
 from headrace.model import Event
 from headrace.pipeline import Selection, export_journals, exported_frame, journal_frame
 from headrace.pipeline.jobs.export_manifest import ExportedFile, ExportFolder, ExportManifest, delta_commit
+from headrace.protocol import Generation, Layout
 from headrace.store import Place
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,6 +51,27 @@ def test_one_of_two_exports_at_once_counts(tmp_path: Path) -> None:
     (tmp_path / "_headrace" / f"{1:020}.json").write_text("{")
     with pytest.raises(OperationFailed, match="reading the manifest"):
         folder.manifests()
+
+
+@pytest.mark.parametrize(
+    ("last", "layout", "is_good"),
+    [
+        (Place(0, 7), Layout("t", "one", (Generation(2),)), True),
+        (Place(0, 7), Layout("t", "two", (Generation(2),)), False),  # another log
+        (Place(0, 7), Layout("t", "two", (Generation(2), Generation(3, {0: 5, 1: 5}))), False),  # another one that grew
+        (Place(0, 7), Layout("t", "two", (Generation(2), Generation(2))), True),  # deleted and made again
+        (Place(0, 7), Layout("t", "two", (Generation(2), Generation(2), Generation(3, {0: 1, 1: 1}))), True),
+        (Place(1, 7), Layout("t", "one", (Generation(2),)), False),  # another store, which counts generations anew
+        (Place(1, 7), Layout("new", "two", (Generation(2),)), True),
+    ],
+)
+def test_a_folder_of_another_log_is_refused(last: Place, layout: Layout, is_good: bool) -> None:
+    """Offsets of another log can't be compared with the folder's: its events would be left out without a word."""
+    before = msgspec.structs.replace(manifest(0), offsets={"t": {0: last}}, topic_ids={"t": "one"})
+    with contextlib.nullcontext() if is_good else pytest.raises(BadArgument, match="'t' of another log or store"):
+        before.check_follows(layout, Path("lake"))
+    if layout.topic_id == "two":
+        manifest(0).check_follows(layout, Path("lake"))  # older manifests don't say it
 
 
 def test_commits_have_the_form_of_deltas_protocol() -> None:
@@ -98,6 +122,12 @@ def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: st
         await journal.append("k1", [Event(1, {"n": 10}), Event(2, {"n": 20})])
         await journal.purge("k2")
 
+    if tier.is_embedded:
+        other = tier.apart(tmp_path.parent / "other")
+        other.with_journal(topic, lambda journal: append_all(journal, 1, 1))
+        other.apply(topic)
+        with pytest.raises(BadArgument, match="another log"):
+            export_journals(spark, other.endpoints, tmp_path, selection)
     tier.with_journal(topic, change)
     tier.on(lambda log, store: replicate(log, store, topic))
     tier.with_journal(topic, lambda journal: journal.append("late", [Event(1)]))  # not replicated, so not exported

@@ -216,6 +216,29 @@ async def test_an_event_that_differs_stops_the_import(place: Place) -> None:
     assert [e.payload for e in await place.events("b")] == ["mine"]
 
 
+async def test_a_number_that_the_journal_skipped_is_named(place: Place) -> None:
+    """A row under a number that a client left out differs from the journal: reading again would not help."""
+    await place.journal.append("a", [Event(1, "x"), Event(4, "y")])
+    same = [ImportedRow("a", 1, 1, "text", b"x"), ImportedRow("a", 2, 1, "text", b"z")]
+    with pytest.raises(TargetDiffers, match="has event 4, and not event 2 of the rows to import"):
+        await place.take(same)
+    await replicate(place.log, place.store, TOPIC)
+    with pytest.raises(TargetDiffers, match="not event 2"):
+        await place.take(same)
+
+
+@pytest.mark.parametrize(
+    ("live", "row"), [({"a": 1}, b'{"a":true}'), ({"a": 1}, b'{"a":1.0}'), ([0], b"[false]"), (1, b"true")]
+)
+async def test_numbers_and_truth_values_are_different_payloads(place: Place, live: Any, row: bytes) -> None:
+    """Python takes 1, 1.0 and True for equal, and JSON does not."""
+    await place.journal.append("a", [Event(1, live)])
+    with pytest.raises(TargetDiffers, match="another event there"):
+        await place.take([ImportedRow("a", 1, 1, "json", row)])
+    again = json.dumps(live).encode()
+    assert await place.take([ImportedRow("a", 1, 1, "json", again)]) == [ImportCounts(present=1)]
+
+
 async def test_a_purge_meanwhile_leaves_no_journal_without_its_beginning(place: Place) -> None:
     """If a journal is purged between two slices, its later rows are refused; another run imports it from the start."""
     await place.take(rows("a", 1, 2))
@@ -263,8 +286,9 @@ async def test_rows_that_no_journal_can_hold_are_named(place: Place) -> None:
         (ImportedRow("a", 2, 1, "text", b"\xff"), "payload of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, "avro", b"x"), "not json, text or binary"),
         (ImportedRow("a", 2, 1, None, b"x"), "not json, text or binary"),
-        (ImportedRow("a", 2, 1, tags=("",)), "of event 2 of 'a'"),
+        (ImportedRow("a", 2, 1, tags=("",)), "^tag of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, timestamp_ms=-5), "timestamp of event 2 of 'a'"),
+        (ImportedRow("a", 2, 1, timestamp_ms=0), "timestamp of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, "text", b"x", metadata=b"{"), "metadata of event 2 of 'a' is 'json'"),
         (ImportedRow("b" * 70_000, 1, 1), "^id of event 1 of 'b{20,90} is .{20,200}$"),
     ):
@@ -416,6 +440,12 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     refused("SELECT 'a' AS id, explode(array(1, 3)) AS seq_nr", "in between are missing")
     refused("SELECT 'a' AS id, explode(array(2, 2)) AS seq_nr", "more than one row")
     refused("SELECT CAST(NULL AS STRING) AS id, 1 AS seq_nr", "every row has an id")
+    refused("SELECT '' AS id, 1 AS seq_nr", "every row has an id")
+    for seconds in (-1, 0, 253_402_300_800):
+        time = f"timestamp_seconds({seconds})"
+        refused(
+            f"SELECT 'a' AS id, 1 AS seq_nr, {time} AS timestamp", f"timestamp of event 1 of 'a' is {seconds * 1000},"
+        )
     for number in ("double('NaN')", "float('-Infinity')"):
         for payload in (
             "named_struct('x', NUMBER)",

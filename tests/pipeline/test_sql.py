@@ -19,7 +19,7 @@ from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.model import Event, NewRecord, TopicConfig
 from headrace.pipeline import Selection, query
 from headrace.pipeline.tables import sql_views
-from headrace.pipeline.tables.sql_views import view_name
+from headrace.pipeline.tables.sql_views import view_name, words_of
 from headrace.serde import BlockingRegistry, Payloads, Serde, avro
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,10 +120,27 @@ def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:
     said = refused("select * from topic_nobody_knows")
     assert "there is no table `topic_nobody_knows`" in said
     assert view_name("topic", journals) in said
+    assert view_name("topic", journals) in refused("select * from nothing_of_ours")
     assert "[PARSE_SYNTAX_ERROR]" in refused("selekt 1")
     other = journals.replace("-", ".")
     tier.on(lambda log, _: log.admin.create(other, partitions=1, config=TopicConfig()))
     assert "could be any of the topics" in refused(f"select * from {view_name('topic', journals)}")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select key as `it's` from journal where topic = 'a'",
+        'select key as `5"` from journal where topic = "a"',
+        "select r'C:\\' from journal where topic = 'a'",
+        'select R"C:\\" from journal where topic = "a"',
+        "/* it's /* nested */ */ select 'it\\'s' from `journal` -- don't",
+    ],
+)
+def test_quotes_hide_no_table(statement: str) -> None:
+    """K5: a table is found behind names with quotes, raw texts and comments; those in texts are not opened."""
+    assert "journal" in words_of(statement)
+    assert not words_of("select 'meta', \"meta\", r'meta' -- meta\n/* meta /* meta */ meta */") & {"meta"}
 
 
 def test_a_held_journal_is_said_in_one_line(tier: Tier, topic: str) -> None:

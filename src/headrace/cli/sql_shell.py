@@ -31,9 +31,13 @@ _WORDS = (
     "version log_time record_id value key_bytes value_bytes expires event event_type delete_to is_purged lag topic"
 )
 _COMMANDS = ("tables", "help", "quit", "exit")
-# Texts, quoted names and comments may hold semicolons; a text that is not closed yet reaches to the end.
+# Texts, quoted names and comments may hold semicolons; a text that is not closed yet reaches to the end. In a raw text
+# a backslash is a letter like others, and a comment may hold comments.
 _PIECE = re.compile(
-    r"'(?:[^'\\]|\\.)*(?:'|$)|\"(?:[^\"\\]|\\.)*(?:\"|$)|`[^`]*(?:`|$)|--[^\n]*|/\*.*?(?:\*/|$)|;|.", re.DOTALL
+    r"""(?<!\w)[rR](?:'[^']*(?:'|$)|"[^"]*(?:"|$))"""
+    r"""|'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$)|`[^`]*(?:`|$)"""
+    r"""|--[^\n]*|/\*(?:/\*.*?\*/|.)*?(?:\*/|$)|;|\w+|[^\w'"`;/-]+|.""",
+    re.DOTALL,
 )
 
 
@@ -67,16 +71,16 @@ class SqlShell:
         self._answer = answer
         self._tables = tables
         self._stop = stop
-        self._rest = ""
+        self._rest: list[str] = []  # lines, and what is left of one
 
     @property
     def is_within_statement(self) -> bool:
         """True if the lines so far begin a statement that no semicolon has ended."""
-        return has_words(self._rest)
+        return has_words("".join(self._rest))
 
     def drop(self) -> None:
         """Forget the statement that was begun."""
-        self._rest = ""
+        self._rest = []
 
     def run(self, lines: Iterator[str], *, is_interactive: bool) -> None:
         """Answer statements until the lines end or one says quit.
@@ -85,16 +89,20 @@ class SqlShell:
         """
         for line in lines:
             command = line.strip().rstrip(";").lower()
-            if not self.is_within_statement and command in _COMMANDS:
+            if command in _COMMANDS and not self.is_within_statement:
                 self.drop()  # comments
                 if command in ("quit", "exit"):
                     return
                 self._command(command)
                 continue
-            done, self._rest = statements(f"{self._rest}{line}\n")
+            self._rest.append(f"{line}\n")
+            if ";" not in line:  # it ends nothing, and to look at all lines again would take the square of their number
+                continue
+            done, rest = statements("".join(self._rest))
+            self._rest = [rest]
             for statement in done:
                 self._one(statement, is_interactive=is_interactive)
-        last, self._rest = self._rest.strip(), ""
+        last, self._rest = "".join(self._rest).strip(), []
         if has_words(last) and not is_interactive:
             self._one(last, is_interactive=False)
 

@@ -25,6 +25,7 @@ from headrace.protocol.key_writes import KeyFold, KeyWrites, Removal, fold_key, 
 from headrace.protocol.layout import Generation, Layout, Stay, layout_key
 from headrace.protocol.limits import (
     MAX_METADATA_BYTES,
+    MAX_TIMESTAMP_MS,
     MAX_VALUE_BYTES,
     UNCHECKED,
     Expected,
@@ -64,6 +65,7 @@ __all__ = [
     "BOUNDARY_KEY",
     "MAX_JSON_DEPTH",
     "MAX_METADATA_BYTES",
+    "MAX_TIMESTAMP_MS",
     "MAX_VALUE_BYTES",
     "UNCHECKED",
     "Append",

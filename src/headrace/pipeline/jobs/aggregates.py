@@ -33,8 +33,14 @@ from headrace.journal import Journal
 from headrace.model import StoredEvent
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
+<<<<<<< HEAD:src/headrace/pipeline/jobs/aggregates.py
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.tables.frames import event_of_columns, journal_frame
+=======
+from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.tables.frames import journal_frame
+from headrace.pipeline.tables.states import event_of_columns, rows_in_utc
+>>>>>>> w/pipe:src/headrace/pipeline/tables/aggregate_rows.py
 from headrace.pipeline.topics.frames import topic_frame
 from headrace.runtime import load_named
 from headrace.serde import open_registry
@@ -132,7 +138,7 @@ def in_order(frame: DataFrame, tasks: int | None = None) -> DataFrame:
 
 def aggregates_in(batches: Iterable[pa.RecordBatch]) -> Iterator[AggregateRows]:
     """Yield the aggregates of a task, one after the other; the events of each are read before the next one."""
-    rows = (row for batch in batches for row in batch.to_pylist())
+    rows = (row for batch in batches for row in rows_in_utc(batch))
     for key, group in itertools.groupby(rows, lambda row: row["key"]):
         yield _aggregate(key, group)
 

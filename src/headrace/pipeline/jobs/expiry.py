@@ -154,7 +154,7 @@ class ExpirySummary:
 def purge_expired(
     spark: SparkSession, endpoints: Endpoints, selection: Selection | None = None, *, now: datetime | None = None
 ) -> ExpirySummary:
-    """Write a Purge for each replicated journal that expires at `now` or before.
+    """Write a Purge for each replicated journal that expires at `now` or before; without a zone that is UTC.
 
     The purges take effect like any other record of the log: at once for readers, and in the store when they are
     replicated. Raises OperationFailed; some purges may have been written then, and running the job again is safe.
@@ -162,6 +162,7 @@ def purge_expired(
     from headrace.pipeline.jobs.partition_jobs import PurgeExpiredJob, job_frame
 
     now = now or datetime.now(UTC)
+    now = now if now.tzinfo is not None else now.replace(tzinfo=UTC)
     partitions = partitions_ever(endpoints, selection or Selection())
     if not partitions:
         return ExpirySummary(0, 0, 0)

@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.errors import OperationFailed
+from headrace.errors import BadArgument, OperationFailed
+from headrace.protocol import Layout
 from headrace.store import Place
 
 __all__ = ["EXPORT_TABLES", "ExportFolder", "ExportManifest", "ExportedFile", "delta_commit"]
@@ -45,7 +46,8 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One export.
 
     `offsets` are the last places that this export and those before it hold, by topic and partition. `whole_heads` are
-    the topics of which this export has the heads of all journals, and not only of those that changed.
+    the topics of which this export has the heads of all journals, and not only of those that changed. `topic_ids` are
+    the logs' own ids of the topics; older manifests lack them.
     """
 
     version: int
@@ -54,6 +56,19 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     whole_heads: Sequence[str]
     schemas: Mapping[str, str]
     files: Mapping[str, Sequence[ExportedFile]]
+    topic_ids: Mapping[str, str] = {}
+
+    def check_follows(self, layout: Layout, folder: Path) -> None:
+        """Raise BadArgument if a topic's offsets can't be compared with those of this export: events would be left out.
+
+        A topic that was deleted and made again has another id, and its offsets belong to a later generation.
+        """
+        at = max((place.generation for place in self.offsets.get(layout.topic, {}).values()), default=-1)
+        known = self.topic_ids.get(layout.topic, layout.topic_id)
+        was_made_again = any(not each.boundaries for each in layout.generations[at + 1 :])
+        if layout.generation < at or (known != layout.topic_id and not was_made_again):
+            rule = f"it holds topic {layout.topic!r} of another log or store; export to a folder of its own"
+            raise BadArgument("folder", str(folder), rule)
 
     def place(self, topic: str, partition: int) -> Place:
         """Return the last place of a partition that was exported; one before all others if none was."""

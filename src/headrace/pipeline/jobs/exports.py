@@ -22,6 +22,7 @@ from headrace.pipeline.logs.plan import Selection, topics_of
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.tables.frames import journal_frame, meta_frame
+from headrace.protocol import Layout
 from headrace.store import Place
 
 if TYPE_CHECKING:
@@ -56,17 +57,20 @@ def export_journals(
     Tables: `journal` (the columns of `journal_frame`, in folders by topic and date), `tags` (a row for each tag of an
     event) and `heads` (the columns of `meta_frame`). The folder must be on a disk that driver and workers share. An
     export that dies leaves files that no manifest names, and the next one writes them again. Raises OperationFailed if
-    another export into the folder finished meanwhile; a held journal fails the export.
+    another export into the folder finished meanwhile, BadArgument if the folder holds a topic of this name of another
+    log; a held journal fails the export.
     """
     target = ExportFolder(Path(folder))
     target.write_delta_logs()
     target.remove_leftovers()
     known = target.manifests()
     last = known[-1] if known else _NOTHING
-    now = run(_replicated(endpoints, selection or Selection()))
+    layouts, now = run(_replicated(endpoints, selection or Selection()))
+    for layout in layouts:
+        last.check_follows(layout, target.folder)
     if not _has_more(last, now):
         return ExportSummary(last.version, 0, 0, 0)
-    return _Export(spark, endpoints, target, last, now).run()
+    return _Export(spark, endpoints, target, last, now, {each.topic: each.topic_id for each in layouts}).run()
 
 
 def exported_frame(spark: SparkSession, folder: Path | str, table: ExportTable = "journal") -> DataFrame:
@@ -88,17 +92,19 @@ def exported_frame(spark: SparkSession, folder: Path | str, table: ExportTable =
     return events.join(alive, ["topic", "key", "record_id"]).where("seq_nr > delete_to").select(*events.columns)
 
 
-async def _replicated(endpoints: Endpoints, selection: Selection) -> dict[str, dict[int, Place]]:
-    """Return the last places that the store has, by topic and partition."""
+async def _replicated(endpoints: Endpoints, selection: Selection) -> tuple[list[Layout], dict[str, dict[int, Place]]]:
+    """Return the topics' layouts, and the last places that the store has, by topic and partition."""
     log, store = await log_of(endpoints), await store_of(endpoints)
     found: dict[str, dict[int, Place]] = {}
+    layouts: list[Layout] = []
     for topic in await topics_of(log, store, selection):
         layout = await layout_of(log, store, topic)
+        layouts.append(layout)
         for partition in range(layout.partitions):
             replicated = layout.of_topic(await store.reader.replicated(TopicPartition(topic, partition)))
             if replicated is not None:
                 found.setdefault(topic, {})[partition] = Place(replicated.generation, replicated.offset)
-    return found
+    return layouts, found
 
 
 def _has_more(last: ExportManifest, now: Vector) -> bool:
@@ -109,13 +115,20 @@ class _Export:
     """One run: the files of its tables, and then the manifest that makes them count."""
 
     def __init__(
-        self, spark: SparkSession, endpoints: Endpoints, target: ExportFolder, last: ExportManifest, now: Vector
+        self,
+        spark: SparkSession,
+        endpoints: Endpoints,
+        target: ExportFolder,
+        last: ExportManifest,
+        now: Vector,
+        topic_ids: Mapping[str, str],
     ) -> None:
         self._spark = spark
         self._endpoints = endpoints
         self._target = target
         self._last = last
         self._now = now
+        self._topic_ids = {**last.topic_ids, **{topic: topic_ids[topic] for topic in now}}
         self._created_ms = time.time_ns() // 1_000_000
         self._export = f"{last.version + 1:08}-{uuid.uuid4().hex[:8]}"
         self._selection = Selection(tuple(now))
@@ -164,6 +177,7 @@ class _Export:
             whole_heads=self._whole_heads(),
             schemas=schemas,
             files={table: list(self._target.files(table, self._export)) for table in EXPORT_TABLES},
+            topic_ids=self._topic_ids,
         )
 
     def _whole_heads(self) -> list[str]:

@@ -193,24 +193,30 @@ class PartitionImport:
                 events = {event.seq_nr: event async for page in pages for event in page}
                 deleted_to = await self._deleted_to(id_) if len(events) < len(some) else 0
             for row in some:
-                self._check_same(row, events.get(row.seq_nr), deleted_to)
+                self._check_same(row, events, deleted_to)
 
         await asyncio.gather(*(one(id_, some) for id_, some in by_id.items()))
         return len(rows)
 
     async def _deleted_to(self, id_: str) -> int:
-        meta = (await self._reader.view(id_)).meta
-        return 0 if meta is None else meta.delete_to
+        """Return up to which number events are deleted now. Raises ReadAgain if the journal was begun anew."""
+        meta, known = (await self._reader.view(id_)).meta, self._known[id_].meta
+        if meta is None or known is None or meta.record_id != known.record_id:
+            raise ReadAgain(id_, "it changed while it was compared with the rows to import")
+        return meta.delete_to
 
-    def _check_same(self, row: ImportedRow, event: StoredEvent | None, deleted_to: int) -> None:
+    def _check_same(self, row: ImportedRow, events: Mapping[int, StoredEvent], deleted_to: int) -> None:
         """Raise TargetDiffers unless the journal has the row, or had it and has deleted it since."""
+        event = events.get(row.seq_nr)
         if event is None:
             if row.seq_nr > deleted_to:
-                raise ReadAgain(row.id, "it changed while it was compared with the rows to import")
+                later = min((n for n in events if n > row.seq_nr), default=pointer_of(self._known[row.id].meta))
+                raise TargetDiffers(self._topic, row.id, later, f"not event {row.seq_nr} of the rows to import")
             return
         payload = decode_payload(row.payload_type, row.payload)
         metadata = event.metadata if row.metadata is None else msgspec.json.decode(row.metadata)
-        if (event.payload, event.tags, event.metadata) != (payload, row.tags, metadata):
+        has_same = _is_same(event.payload, payload) and _is_same(event.metadata, metadata)
+        if not has_same or event.tags != row.tags:
             raise TargetDiffers(self._topic, row.id, row.seq_nr, "the rows to import have another event there")
 
     async def _write(self, wave: Mapping[str, Sequence[ImportedRow]]) -> set[str]:
@@ -288,6 +294,15 @@ class PartitionImport:
             self._known.popitem(last=False)
 
 
+def _is_same(value: object, other: object) -> bool:
+    """Return True if two payloads are the same JSON, text or bytes: Python takes 1, 1.0 and True for equal."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_is_same(value[name], other[name]) for name in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    return type(value) is type(other) and value == other
+
+
 def _together(rows: Iterable[ImportedRow]) -> list[ImportedRow]:
     """Return the first rows of a journal that have the time and the metadata of the first: they make one append."""
     some: list[ImportedRow] = []
@@ -319,17 +334,25 @@ def _encoded(row: ImportedRow) -> Encoded:
     try:
         check_id(row.id)
         (event,) = check_events([Event(row.seq_nr, None, row.tags)])
-        if row.timestamp_ms is not None:
-            check_timestamp("timestamp", row.timestamp_ms)
+        _check_time(row.timestamp_ms)
         _check_payload("payload", row.payload_type, row.payload)
         _check_payload("metadata", "json", row.metadata)
         check_size("payload", len(row.payload or b""), MAX_VALUE_BYTES - MAX_METADATA_BYTES)
         check_size("metadata", len(row.metadata or b""), MAX_METADATA_BYTES)
     except BadArgument as error:
         shown = repr(row.id)[:_MOST_SHOWN]  # one that is too long is wrong for that
-        raise BadArgument(f"{error.name} of event {row.seq_nr} of {shown}", error.value, error.rule) from error
+        of_event = f" of event {row.seq_nr}"  # errors about tags have it already
+        name = f"{error.name.removesuffix(of_event)}{of_event} of {shown}"
+        raise BadArgument(name, error.value, error.rule) from error
     kind = None if row.payload is None else row.payload_type
     return Encoded(event.seq_nr, event.tags, kind, row.payload)
+
+
+def _check_time(timestamp_ms: int | None) -> None:
+    if timestamp_ms == 0:
+        raise BadArgument("timestamp", 0, "a log's times begin 1 ms after 1970")
+    if timestamp_ms is not None:
+        check_timestamp("timestamp", timestamp_ms)
 
 
 def _check_payload(name: str, payload_type: str | None, payload: bytes | None) -> None:

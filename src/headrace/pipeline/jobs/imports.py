@@ -22,6 +22,7 @@ from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, 
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 from headrace.pipeline.spark.session import provide_interpreter
+from headrace.protocol import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,14 +198,18 @@ def _numbered(rows: DataFrame) -> DataFrame:
 
 
 def _check_numbers(rows: DataFrame) -> None:
-    """Raise BadArgument for a row without id or number, for a number that comes twice, a gap, and what JSON lacks."""
-    wrong = "id IS NULL OR seq_nr IS NULL OR seq_nr < 1 OR seq_nr != before + 1 OR has_no_json"
-    odd = rows.where(wrong).select("id", "seq_nr", *_CHECKED).limit(1).collect()
+    """Raise BadArgument for a row without id or number, a number that comes twice, a gap, a time of no log, no JSON."""
+    wrong = "id IS NULL OR id = '' OR seq_nr IS NULL OR seq_nr < 1 OR seq_nr != before + 1 OR has_no_json"
+    no_time = f"time_ms < 1 OR time_ms > {MAX_TIMESTAMP_MS}"
+    odd = rows.where(f"{wrong} OR {no_time}").select("id", "seq_nr", "time_ms", *_CHECKED).limit(1).collect()
     if not odd:
         return
     row = odd[0]
-    if row.id is None or row.seq_nr is None or row.seq_nr < 1:
+    if not row.id or row.seq_nr is None or row.seq_nr < 1:
         raise BadArgument("frame", (row.id, row.seq_nr), "every row has an id and a seq_nr from 1 on")
+    if row.time_ms is not None and not 1 <= row.time_ms <= MAX_TIMESTAMP_MS:
+        rule = "in milliseconds, a log's times begin 1 ms after 1970 and end with the year 9999"
+        raise BadArgument(f"timestamp of event {row.seq_nr} of {row.id!r}", row.time_ms, rule)
     if row.has_no_json:
         rule = "JSON has no such number; replace it by null or text, or give the payload as binary"
         raise BadArgument(f"payload of event {row.seq_nr} of {row.id!r}", "NaN or infinity", rule)

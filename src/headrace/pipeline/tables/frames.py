@@ -41,6 +41,7 @@ __all__ = [
     "meta_frame",
     "pointer_frame",
     "reading_of_selection",
+    "rows_in_utc",
     "state_as_of",
     "state_text",
     "with_events",
@@ -265,8 +266,23 @@ def state_text(key: str, state: object) -> str:
 
 
 def _event_rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str, StoredEvent]]:
-    for row in batch.to_pylist():
+    for row in rows_in_utc(batch):
         yield row["topic"], row["key"], event_of_columns(row)
+
+
+def rows_in_utc(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a batch with their times in UTC.
+
+    Times have the session's zone, and Spark takes names for it that Python does not know, as in GMT+3.
+    """
+    import pyarrow as pa
+
+    columns = [
+        column.cast(pa.timestamp(column.type.unit, "UTC")) if pa.types.is_timestamp(column.type) else column
+        for column in batch.columns
+    ]
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return rows
 
 
 def event_of_columns(row: Mapping[str, Any]) -> StoredEvent:

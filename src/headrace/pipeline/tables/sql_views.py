@@ -75,7 +75,12 @@ def _decoded(frame: DataFrame, topic: str, part: Part, registry: BlockingRegistr
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+# What names no table: texts, in raw ones of which a backslash is a letter, and comments, which may hold comments. A
+# name in backticks, which may hold quotes, is a group, because it stays.
+_TEXT = re.compile(
+    r"""(`[^`]*`)|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|--[^\n]*|/\*(?:/\*.*?\*/|.)*?\*/""",
+    re.DOTALL,
+)
 _GENERATION = re.compile(r"\.(\d+)$")
 _OF_TOPICS = ("topic_", "compact_", "state_")
 _OF_STORE = frozenset({"meta", "pointers"})
@@ -104,7 +109,7 @@ def query(
     BadArgument for a statement with a mistake, and for the token BadToken, TokenOfOtherTopic, TokenAhead, TimedOut.
     """
     chosen = selection or Selection()
-    words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
+    words = words_of(statement)
     if at_least is not None:
         run(_reach(endpoints, ConsistencyToken.parse(at_least), is_replicated=bool(words & _OF_STORE)))
     spark = _copy_of(spark)
@@ -122,7 +127,12 @@ def query(
     try:
         return spark.sql(statement)
     except Exception as error:
-        raise _explained(statement, error, topics) from error
+        raise _explained(statement, error, endpoints) from error
+
+
+def words_of(statement: str) -> set[str]:
+    """Return the words of a statement that may name a table, in lower case: those outside of texts and comments."""
+    return {word.lower() for word in _WORD.findall(_TEXT.sub(lambda found: found[1] or " ", statement))}
 
 
 def kind_of_view(name: str) -> TopicViewKind:
@@ -224,7 +234,7 @@ def _generation(topic: str) -> int:
     return 1 if found is None else int(found[1])
 
 
-def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:
+def _explained(statement: str, error: Exception, endpoints: Endpoints) -> HeadraceError:
     """Return an error that says what is wrong with a statement, and what names there are."""
     condition = str(getattr(error, "getCondition", lambda: "")() or "")
     names: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
@@ -232,7 +242,7 @@ def _explained(statement: str, error: Exception, topics: Sequence[str]) -> Headr
         near = f"; near to it: {names['proposal']}" if names.get("proposal") else ""
         return BadArgument("the statement", statement, f"there is no column {names.get('objectName')}{near}")
     if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
-        known = ["journal", "meta", "pointers", *(view_name("topic", topic) for topic in topics)]
+        known = ["journal", "meta", "pointers", *(view_name("topic", topic) for topic in run(_topics(endpoints)))]
         others = "and compact_… and state_… for topic_…"
         rule = f"there is no table {names.get('relationName')}; there are {', '.join(known)}, {others}"
         return BadArgument("the statement", statement, rule)

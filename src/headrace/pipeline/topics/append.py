@@ -87,6 +87,9 @@ def _columns(frame: DataFrame) -> list[str]:
     for name in ("key", "value"):
         if types.get(name) not in ("string", "binary"):
             raise BadArgument(f"column {name}", types.get(name), "it must be there, as string or binary")
+    if types.get("timestamp", "timestamp") != "timestamp":
+        rule = "it must be timestamp, as CAST(… AS TIMESTAMP) makes it"
+        raise BadArgument("column timestamp", types["timestamp"], rule)
     headers = f"CAST(NULL AS {_HEADERS})"
     if types.get("headers", "").startswith("map"):
         pairs = "transform(map_entries(headers), e -> named_struct('key', e.key, 'value', CAST(e.value AS BINARY)))"

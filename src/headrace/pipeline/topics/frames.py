@@ -133,10 +133,18 @@ async def _ranges(
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     described = await side_by_side(log.admin.describe(topic) for topic in topics)
     partitions = [TopicPartition(each.name, number) for each in described for number in range(each.partitions)]
-    latest = end + skew if isinstance(end, datetime) else end
+    latest = _later(end, skew) if isinstance(end, datetime) else end
     ranges = await side_by_side(_range(log, at, start, latest) for at in partitions)
     starts = {at: first for at, (first, _) in zip(partitions, ranges, strict=True)}
     return starts, {at: last for at, (_, last) in zip(partitions, ranges, strict=True)}
+
+
+def _later(time: datetime, skew: timedelta) -> datetime | None:
+    """Return a later time; None if there is none, as after datetime.max."""
+    try:
+        return time + skew
+    except OverflowError:
+        return None
 
 
 async def _range(log: Log, at: TopicPartition, start: Edge | None, end: Edge | None) -> tuple[int, int]:
