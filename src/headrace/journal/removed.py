@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace.errors import RecordsLost
 from headrace.journal.append import AppendOptions, record_of
 from headrace.model import Event, Record, TopicPartition
-from headrace.protocol import event_of_row, exists
+from headrace.protocol import exists, stored_event
 from headrace.store import EventRow, JournalMeta, StoreReader
 
 __all__ = ["RemovedRecords", "removed_records"]
@@ -106,7 +106,7 @@ async def _purged_meanwhile(
 
 def _record(at: TopicPartition, offset: int, meta: JournalMeta, rows: Sequence[EventRow]) -> Record:
     """Return the record that rows came from."""
-    stored = [event_of_row(row) for row in rows]
+    stored = [stored_event(meta.id, row) for row in rows]
     events = [Event(each.seq_nr, each.payload, each.tags) for each in stored]
     options = AppendOptions(
         metadata=stored[0].metadata,

@@ -16,7 +16,7 @@ from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import one_line
 from headrace.pipeline.tables.frames import journal_frame
-from headrace.protocol import check_finite, event_of_row
+from headrace.protocol import check_finite, stored_event
 from headrace.store import EventRow
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def event_of_columns(row: Mapping[str, Any]) -> StoredEvent:
         origin=row["origin"],
         version=row["version"],
     )
-    return event_of_row(stored)
+    return stored_event(row["key"], stored)
 
 
 def _millis(time: datetime) -> int:
