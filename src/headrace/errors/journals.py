@@ -162,7 +162,8 @@ class JournalTopicExpires(Misconfigured):
     reason: str
     says: ClassVar[str] = (
         "topic {topic!r} can't hold journals: {reason}, replicated or not; "
-        "run: headrace topic configure {topic} --journal (or --shared if other services own the topic)"
+        "run: headrace topic configure {topic} --journal (or --shared if other services own the topic and it is not "
+        "compacted)"
     )
 
 
