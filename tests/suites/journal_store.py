@@ -317,8 +317,8 @@ class EventualStore(JournalSetting):
     @pytest.mark.parametrize(
         "damage",
         [
-            {"payload": b'{"cut":'},
-            {"payload": b"1e400"},
+            {"payload_type": "json", "payload": b'{"cut":'},
+            {"payload_type": "json", "payload": b"1e400"},
             {"payload_type": "text", "payload": b"\xff"},
             {"metadata": "no JSON"},
             {"metadata": '{"header":5}'},
@@ -329,7 +329,7 @@ class EventualStore(JournalSetting):
         self, log: Log, store: Store, journal: Journal, topic: str, damage: dict[str, Any]
     ) -> None:
         """R18, R23: an integrity error with key and seq_nr, which says what repairs it; other events are read."""
-        await journal.append("k", [Event(n, {"n": n}) for n in (1, 2, 3)])
+        await journal.append("k", [Event(n) for n in (1, 2, 3)])
         await replicate(log, store, topic)
         pages = store.reader.rows(topic, "k", segment_size=10_000, first=2, last=2)
         (row,) = [row async for page in pages for row in page]

@@ -408,7 +408,7 @@ class TagRepairConformance(TagSetting):
             await scene.append("a", n)
         await scene.replicate()
         row = (await view_of(scene))[1]
-        await scene.store.tags.views.write([msgspec.structs.replace(row, payload_type="json", payload=b"{")])
+        await scene.store.tags.views.write([msgspec.structs.replace(row, metadata="no JSON")])
         with pytest.raises(IntegrityBroken, match=f"its row under tag '{scene.tag}' can't be decoded") as broken:
             await scene.read()
         assert (broken.value.key, broken.value.seq_nr) == ("a", 2)
