@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -10,9 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from headrace import connect
 from headrace.cli import main
+from headrace.journal import change_terms
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -112,6 +116,35 @@ def test_a_journal_topic_from_the_command_line(headrace: Run) -> None:
     assert (too_long.returncode, "raise store.gc_grace_s" in too_long.stderr) == (1, True)
     headrace("topic", "create", "theirs", "--shared")
     assert "appended event 1" in headrace("journal", "append", "theirs", "k", "1").stdout
+
+
+@pytest.mark.parametrize("declared", [("--shared",), ()])
+def test_a_topic_that_keeps_its_records_forever_goes_on_doing_so(headrace: Run, declared: tuple[str, ...]) -> None:
+    """FN1: another service's topic is declared without changing it; without --retention-ms nothing is shortened."""
+    headrace("topic", "create", "theirs", "--retention-ms", "0")
+    headrace("journal", "append", "other", "k", "1")  # makes the store
+    assert headrace("topic", "configure", "theirs", *declared).stdout == "theirs keeps its records forever\n"
+    assert json.loads(headrace("topic", "describe", "theirs", "--json").stdout)["config"]["retention_ms"] is None
+    given = headrace("topic", "configure", "theirs", *declared, "--retention-ms", "5000", "--json")
+    assert json.loads(given.stdout)["retention_ms"] == 5000
+    assert json.loads(headrace("topic", "describe", "theirs", "--json").stdout)["config"]["retention_ms"] == 5000
+
+
+def test_what_is_known_of_a_journal_topic_stays(headrace: Run, tmp_path: Path) -> None:
+    """FN1: its retention after replication where none is given, and the engine that is its only writer."""
+    headrace("topic", "create", "made", "--journal", "--retention-ms", "3600000")
+
+    async def claimed() -> None:
+        async with connect(f"embedded:{tmp_path / 'data'}") as hr:
+            await change_terms(hr.store.settings, "made", lambda terms: msgspec.structs.replace(terms, engine="bank"))
+
+    asyncio.run(claimed())
+    assert "and for 3600000 ms" in headrace("topic", "configure", "made", "--journal").stdout
+    assert (
+        "and for 7200000 ms" in headrace("topic", "configure", "made", "--journal", "--retention-ms", "7200000").stdout
+    )
+    refused = headrace("journal", "append", "made", "k", "1")
+    assert (refused.returncode, "engine 'bank' is the only writer" in refused.stderr) == (1, True)
 
 
 def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:

@@ -258,13 +258,17 @@ def test_json_metadata_goes_behind_the_events() -> None:
         ('{"events":[{"seqNr":1,"payloadType":"text","payload":null}],"metadata":null}', AppendValue((Encoded(1),))),
         ('{"events":[{"seqNr":1}],"metadata":{"expireAfter":null,"data":null}}', AppendValue((Encoded(1),))),
         (
+            '{"events":[{"seqNr":1}],"metadata":{"expireAfter":90000}}',
+            AppendValue((Encoded(1),), "90000 milliseconds"),
+        ),
+        (
             '{"metadata":{"data":null},"events":[{"tags":["a"],"seqNr":1}]}',
             AppendValue((Encoded(1, ("a",)),)),
         ),
     ],
 )
 def test_older_json_values_are_understood(text: str, payloads: AppendValue) -> None:
-    """No payloadType means json, no payload none, no metadata the older form."""
+    """No payloadType means json, no payload none, no metadata the older form, a number of expireAfter milliseconds."""
     assert decode_value("json", text.encode()) == payloads
 
 
@@ -307,11 +311,18 @@ def test_binary_version_0_has_no_metadata() -> None:
     assert decode_value("binary", value) == AppendValue((Encoded(1, (), "binary", b"abc"), Encoded(2)))
 
 
+@pytest.mark.parametrize("version", [0, 2, 100])
+@pytest.mark.parametrize("behind", [b"", b'{"expireAfter":"1 day"}', b"\xff\x00"])
+def test_other_binary_versions_are_read_up_to_their_events(version: int, behind: bytes) -> None:
+    """E9: as kafka-journal reads them; what another version has behind the events is not ours to know."""
+    value = bytes([version]) + struct.pack(">i", 1) + binary_event(1, b"", 3, b"abc") + behind
+    assert decode_value("binary", value) == AppendValue((Encoded(1, (), "text", b"abc"),))
+
+
 @pytest.mark.parametrize(
     "value",
     [
         b"",
-        b"\x02" + struct.pack(">i", 0) + b"{}",
         b"\x01" + struct.pack(">i", 1),
         b"\x01" + struct.pack(">i", -1) + b"{}",
         b"\x01" + struct.pack(">i", 1) + struct.pack(">i", -4) + b"{}",
@@ -350,6 +361,8 @@ def test_a_malformed_binary_value_is_refused(value: bytes) -> None:
         b'{"events":[{"seqNr":1,"payload":' + b"[" * 100_000 + b"}]}",
         b'{"events":[{"seqNr":1,"payload":' + b"[" * 3000 + b"]" * 3000 + b"}]}",
         b'{"events":[{"seqNr":1}],"metadata":{"data":{"a":"\xff"}}}',
+        b'{"events":[{"seqNr":1}],"metadata":{"expireAfter":-1}}',
+        b'{"events":[{"seqNr":1}],"metadata":{"expireAfter":true}}',
     ],
 )
 def test_a_malformed_json_value_is_refused(value: bytes | None) -> None:
@@ -673,6 +686,33 @@ def test_a_program_that_is_too_deep_itself_holds_no_journal() -> None:
     too_deep = value.replace(b"[[", b"[[[").replace(b"]]", b"]]]")
     with pytest.raises(ValueError, match="nested too deeply"):
         decode_value(payload_format, too_deep)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1E+309", "12.5e0400", "1" + "0" * 310 + ".5", "1" + "0" * 299 + "e50", "9" * 5000]
+)
+def test_a_number_that_no_reader_can_decode_holds_its_journal(number: str) -> None:
+    """E9: numbers are copied as they are, so one that is out of range must be found before readers meet it."""
+    raw = f'{{"a":["e5",{number}]}}'.encode()
+    event = b'{"events":[{"seqNr":1,"payload":%b}],"metadata":{"data":%b}}'
+    for value in (event % (raw, b"{}"), event % (b"{}", raw)):
+        with pytest.raises(ValueError, match="out of range"):
+            decode_value("json", value)
+    with pytest.raises(ValueError, match="out of range"):
+        decode_value("binary", b"\x01" + struct.pack(">i", 1) + binary_event(1, b"", 2, raw) + b"{}")
+    header = b'{"append":{"range":{"from":1,"to":1},"payloadType":"json","metadata":{"data":%b}}}' % raw
+    assert isinstance(decode_action(record((("journal.action", header),))), Poison)
+    with pytest.raises(BadArgument, match="out of range"):
+        encode_events([Event(1, msgspec.Raw(raw))])
+
+
+@pytest.mark.parametrize("number", ["1.5e308", "1e-400", "0e999", "0.0001e311", "1" + "0" * 400, "-1E+0007"])
+def test_other_numbers_are_read(number: str) -> None:
+    """J20: what is not out of range, however it is written."""
+    raw = f'[{number},"1e999"]'.encode()
+    decoded = decode_value("json", b'{"events":[{"seqNr":1,"payload":%b}]}' % raw)
+    assert decoded == AppendValue((Encoded(1, (), "json", raw),))
+    assert decode_payload("json", raw) == msgspec.json.decode(raw)
 
 
 @pytest.mark.parametrize("text", ["[[[", '"[', "\\", '\\"[', "}]", '"]["', "\\\\"])

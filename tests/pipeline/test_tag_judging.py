@@ -121,6 +121,25 @@ def test_every_row_that_is_lost_or_changed_is_named_and_repaired(scene: Scene) -
     run(work())
 
 
+def test_a_row_that_can_not_be_decoded_is_named_and_repaired(scene: Scene) -> None:
+    """K15: the audit is what the error of such a row tells to run, so it must get past the row."""
+
+    async def work() -> None:
+        _, store, journal = await scene.open()
+        await journal.append("k", [Event(n, {"n": n}, ("a",)) for n in (1, 2, 3)])
+        await scene.replicate()
+        rows = await scene.rows("a")
+        await store.tags.views.write([msgspec.structs.replace(rows[1], payload=b"{", metadata="no JSON")])
+        expected = {("k", FindingKind.TAG_ROW_CHANGED, 2, "a")}
+        assert named(await scene.audit()) == expected
+        repaired = await scene.audit(repair=True)
+        assert named(repaired) == expected
+        assert all(found.repaired for found in repaired)
+        assert await scene.rows("a") == rows
+
+    run(work())
+
+
 def test_rows_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
     """K15: an audit misses nothing where old buckets were removed; above them a row that is lost is found and repaired,
     with the number it had."""

@@ -177,6 +177,15 @@ class KeptRecords(JournalSetting):
         await replicate(log, store, topic)
         assert await time_left(log, store, await log.admin.describe(topic), now_ms=now_ms) == []
 
+    async def test_a_compacted_topic_is_refused_also_if_it_is_shared(self, log: Log, store: Store) -> None:
+        """E18: it drops all events of a journal but the last, at any time, and no probe could say when."""
+        topic = await new_topic(log, config=TopicConfig(cleanup=Cleanup.COMPACT))
+        await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        journal = Journal(log, store, topic, cache=None, partitions=1)
+        with pytest.raises(JournalTopicExpires, match="drops all but the last record of a key"):
+            await journal.append("k", [Event(1)])
+        assert (await log.bounds(TopicPartition(topic, 0))).end == 0
+
     async def test_what_waits_is_counted_in_a_topic_that_was_made_again(self, log: Log, store: Store) -> None:
         """FN1: the store is at offset 4 of a topic that is gone: all of the new one waits, and its time is counted."""
         topic = await new_topic(log, config=TopicConfig(retention_ms=7 * DAY_MS))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.suites.journal_setting import JournalSetting, numbers, replicate
 
-from headrace.errors import HeadraceError, NoStateYet
+from headrace.errors import BadArgument, HeadraceError, NoStateYet, SnapshotDamaged
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event
@@ -115,6 +116,37 @@ class SnapshotRing(JournalSetting):
         loaded = await journal.snapshots.load("k")
         assert loaded is not None
         assert loaded.payload == "two again"
+
+    async def test_one_snapshot_of_several_can_be_deleted(self, journal: Journal) -> None:
+        """R22: those from one seq_nr to another; the others stay."""
+        await journal.append("k", [Event(n) for n in range(1, 6)])
+        for seq_nr in (1, 3, 5):
+            await journal.snapshots.save("k", seq_nr, seq_nr)
+        assert await journal.snapshots.delete("k", min_seq_nr=2, max_seq_nr=4) == 1
+        left = [await journal.snapshots.load("k", max_seq_nr=seq_nr) for seq_nr in (5, 4)]
+        assert [snapshot.seq_nr if snapshot else None for snapshot in left] == [5, 1]
+        assert await journal.snapshots.delete("k", min_seq_nr=6) == 0
+        assert await journal.snapshots.delete("k", min_seq_nr=5) == 1
+        with pytest.raises(BadArgument):
+            await journal.snapshots.delete("k", min_seq_nr=0)
+
+    async def test_a_snapshot_that_can_not_be_decoded_is_named(
+        self, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """R22: with journal and seq_nr; the older ones can still be loaded, and it can be deleted or saved again."""
+        await journal.append("k", [Event(n) for n in range(1, 6)])
+        for seq_nr in (3, 5):
+            await journal.snapshots.save("k", seq_nr, {"at": seq_nr})
+        (newest,) = [row for row in await store.snapshots.load(topic, "k") if row.seq_nr == 5]
+        await store.snapshots.save(topic, "k", msgspec.structs.replace(newest, payload=b"{", offset=newest.offset + 1))
+        with pytest.raises(SnapshotDamaged, match=r"snapshot of 'k' as of seq_nr 5 can't be decoded") as damaged:
+            await journal.snapshots.load("k")
+        assert (damaged.value.key, damaged.value.seq_nr) == ("k", 5)
+        older = await journal.snapshots.load("k", max_seq_nr=4)
+        assert older is not None
+        assert older.payload == {"at": 3}
+        assert await journal.snapshots.delete("k", min_seq_nr=5) == 1
+        assert await journal.snapshots.load("k") == older
 
     async def test_a_snapshot_of_what_is_not_there_is_refused(self, journal: Journal) -> None:
         """R22: of a missing journal, or above its pointer."""

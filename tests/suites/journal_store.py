@@ -6,6 +6,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -313,6 +314,34 @@ class EventualStore(JournalSetting):
             await numbers(journal, "k")
         assert (broken.value.key, broken.value.seq_nr) == ("k", 1)
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"payload_type": "json", "payload": b'{"cut":'},
+            {"payload_type": "json", "payload": b"1e400"},
+            {"payload_type": "text", "payload": b"\xff"},
+            {"metadata": "no JSON"},
+            {"metadata": '{"header":5}'},
+        ],
+        ids=str,
+    )
+    async def test_a_row_that_can_not_be_decoded_is_named(
+        self, log: Log, store: Store, journal: Journal, topic: str, damage: dict[str, Any]
+    ) -> None:
+        """R18, R23: an integrity error with key and seq_nr, which says what repairs it; other events are read."""
+        await journal.append("k", [Event(n) for n in (1, 2, 3)])
+        await replicate(log, store, topic)
+        pages = store.reader.rows(topic, "k", segment_size=10_000, first=2, last=2)
+        (row,) = [row async for page in pages for row in page]
+        await store.writer.write_rows(topic, "k", [msgspec.structs.replace(row, **damage)])
+        for reading in (numbers(journal, "k"), _numbers_of_many(journal, "k")):
+            with pytest.raises(
+                IntegrityBroken, match=r"at seq_nr 2: its row can't be decoded.*audit --repair"
+            ) as broken:
+                await reading
+            assert (broken.value.key, broken.value.seq_nr) == ("k", 2)
+        assert await numbers(journal, "k", 3) == [3]
+
     @pytest.mark.parametrize(("text", "ms"), [("1 minute", 60_000), ("1 day", DAY_MS)])
     async def test_expiry(self, replica: Replica, text: str, ms: int) -> None:
         """R19: expire_on is exact; a delete does not touch it; the next append without it removes it."""
@@ -389,3 +418,7 @@ async def _in_order(replica: Replica) -> Tables:
     layout = Layout(replica.topic, "script", (Generation(1),))
     await replicate_batch(memory, layout, replica.script.at, records, up_to=records[-1].offset)
     return memory.tables
+
+
+async def _numbers_of_many(journal: Journal, *ids: str) -> list[int]:
+    return [event.seq_nr async for _, events in journal.read_many(ids) async for event in events]

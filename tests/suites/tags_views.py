@@ -12,7 +12,7 @@ from tests.suites.journal_setting import records_of, replicate
 from tests.suites.tags_scattering import ScatteredStore, WriteTimedOut, last_rows
 from tests.suites.tags_setting import Scene, TagSetting, ids, numbers_of
 
-from headrace.errors import TagGap, TagsInUse, TagViewsLost
+from headrace.errors import IntegrityBroken, TagGap, TagsInUse, TagViewsLost
 from headrace.journal import grow_topic, replicate_batch
 from headrace.journal.quarantine import pass_verdict
 from headrace.model import NewRecord, Record, TopicPartition, partition_of
@@ -401,6 +401,17 @@ class TagRepairConformance(TagSetting):
         await scene.append("a", 6)
         await scene.replicate()
         assert [event.number for event in await scene.read()] == [1, 2, 3, 4, 5, 6]
+
+    async def test_a_row_that_can_not_be_decoded_is_named(self, scene: Scene) -> None:
+        """X6: an integrity error with journal, seq_nr and tag, which says what repairs it."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+        await scene.replicate()
+        row = (await view_of(scene))[1]
+        await scene.store.tags.views.write([msgspec.structs.replace(row, metadata="no JSON")])
+        with pytest.raises(IntegrityBroken, match=f"its row under tag '{scene.tag}' can't be decoded") as broken:
+            await scene.read()
+        assert (broken.value.key, broken.value.seq_nr) == ("a", 2)
 
     async def test_deleting_one_pid_leaves_the_others(self, scene: Scene) -> None:
         """X6: rows and numbers of one pid under one tag go; a rebuild brings them back with the same numbers."""

@@ -21,7 +21,7 @@ from headrace.cli.options import (
     plain_console,
     with_headrace,
 )
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, JournalTopicExpires
 from headrace.journal import (
     RETENTION_MS,
     TopicTerms,
@@ -31,6 +31,7 @@ from headrace.journal import (
     drop_other_claims,
     grow_topic,
     journal_config,
+    read_terms,
     why_records_expire,
 )
 from headrace.log import Log
@@ -102,7 +103,7 @@ def create(
 def configure(
     topic: TopicName,
     retention_ms: Annotated[
-        int | None, typer.Option(help="How long records are kept. Default: as long as now, or 7 days.")
+        int | None, typer.Option(help="How long records are kept; 0: forever. Default: as long as now.")
     ] = None,
     is_journal: IsJournal = False,
     is_shared: IsShared = False,
@@ -115,18 +116,27 @@ def configure(
 ) -> None:
     """Change how long a topic keeps its records. With --journal none is removed before it is replicated.
 
+    With --shared, and no --retention-ms, the topic itself is not changed.
+
     Example: headrace topic configure accounts --journal --retention-ms 86400000
     """
 
     async def change(hr: Headrace) -> tuple[Topic, int]:
-        known = (await hr.log.admin.describe(topic)).config
-        kept_ms = retention_ms if retention_ms is not None else known.retention_ms or RETENTION_MS
+        described = await hr.log.admin.describe(topic)
+        known = described.config
+        kept_ms = (known.retention_ms or 0) if retention_ms is None else retention_ms
+        if is_journal and retention_ms is None and not kept_ms:
+            kept_ms = (await read_terms(hr.store.settings, topic)).retention_ms
+        if is_shared and known.cleanup.compacts:
+            raise JournalTopicExpires(topic, why_records_expire(known) or "")
         if is_journal or is_shared:
             _check_terms(hr, topic, kept_ms, is_shared=is_shared)
             await _store_terms(hr, topic, kept_ms, is_shared=is_shared)
         if is_only_store:
             layout = await Topology(hr.log, hr.store.settings, topic).layout()
             await drop_other_claims(hr.log, hr.store.settings, layout)
+        if not is_journal and retention_ms is None:
+            return described, kept_ms
         own = msgspec.structs.replace(known, retention_ms=kept_ms or None)
         return await hr.log.admin.configure(topic, journal_config(known) if is_journal else own), kept_ms
 
@@ -138,7 +148,8 @@ def configure(
     is_kept = why_records_expire(changed.config) is None and is_journal
     until = "until they are replicated, and " if is_kept else ""
     facts = {"retention_ms": kept_ms, "until_replicated": is_kept}
-    answer(f"{topic} keeps its records {until}for {kept_ms} ms", as_json=as_json, topic=topic, **facts)
+    how_long = f"for {kept_ms} ms" if kept_ms else "forever"
+    answer(f"{topic} keeps its records {until}{how_long}", as_json=as_json, topic=topic, **facts)
 
 
 def _check_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool) -> None:
@@ -151,8 +162,13 @@ def _check_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool
 
 
 async def _store_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool) -> None:
-    terms = TopicTerms(retention_ms=retention_ms or RETENTION_MS, is_shared=is_shared)
-    await change_terms(hr.store.settings, topic, lambda _: terms)
+    """Store the terms. What the command does not set stays, such as the engine that is the topic's only writer."""
+
+    def changed(known: TopicTerms) -> TopicTerms:
+        kept_ms = known.retention_ms if is_shared else retention_ms or RETENTION_MS
+        return msgspec.structs.replace(known, retention_ms=kept_ms, is_shared=is_shared)
+
+    await change_terms(hr.store.settings, topic, changed)
 
 
 @app.command("describe")

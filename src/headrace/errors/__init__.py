@@ -133,6 +133,7 @@
         ├── GrpcListenFailed        a node can't take commands at its address
         ├── KeysUnusable            keys for tokens or signatures can't be read
         ├── IntegrityBroken         the store holds rows that no log could have caused
+        ├── SnapshotDamaged         the store holds a snapshot that can't be decoded
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
         ├── TagsIncomplete          the store has journals that its views by tag lack
@@ -243,6 +244,7 @@ from headrace.errors.journals import (
     ReplicationStalled,
     RetentionTooLong,
     SeveralStores,
+    SnapshotDamaged,
     TargetDiffers,
     TopicClaimed,
     TopicShared,
@@ -444,6 +446,7 @@ __all__ = [
     "SettingsProblem",
     "SeveralStores",
     "SlotsMoved",
+    "SnapshotDamaged",
     "SocketRefused",
     "StateAhead",
     "StateBroken",

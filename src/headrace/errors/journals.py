@@ -22,6 +22,7 @@ __all__ = [
     "ReplicationStalled",
     "RetentionTooLong",
     "SeveralStores",
+    "SnapshotDamaged",
     "TargetDiffers",
     "TopicClaimed",
     "TopicShared",
@@ -161,7 +162,8 @@ class JournalTopicExpires(Misconfigured):
     reason: str
     says: ClassVar[str] = (
         "topic {topic!r} can't hold journals: {reason}, replicated or not; "
-        "run: headrace topic configure {topic} --journal (or --shared if other services own the topic)"
+        "run: headrace topic configure {topic} --journal (or --shared if other services own the topic and it is not "
+        "compacted)"
     )
 
 
@@ -262,6 +264,20 @@ class IntegrityBroken(Misconfigured):
     says: ClassVar[str] = (
         "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair, "
         "and delete by hand the rows that it lists and can't remove"
+    )
+
+
+@dataclass(eq=False)
+class SnapshotDamaged(Misconfigured):
+    """The store holds a snapshot that can't be decoded."""
+
+    key: str
+    seq_nr: int
+    reason: str
+    says: ClassVar[str] = (
+        "the snapshot of {key!r} as of seq_nr {seq_nr} can't be decoded: {reason}; load an older one (max_seq_nr=) if "
+        "the journal still has the events after it, or save it again, "
+        "or delete it (min_seq_nr={seq_nr}, max_seq_nr={seq_nr})"
     )
 
 

@@ -25,9 +25,9 @@ from headrace.protocol import (
     Stretch,
     Verdict,
     entries_of,
-    event_of_row,
     exists,
     step,
+    stored_event,
     stretches_of,
 )
 from headrace.store import EventRow, JournalMeta, StoreReader
@@ -205,7 +205,7 @@ async def _purged_meanwhile(
 
 def _record(at: TopicPartition, offset: int, meta: JournalMeta, rows: Sequence[EventRow]) -> Record:
     """Return the record that rows came from."""
-    stored = [event_of_row(row) for row in rows]
+    stored = [stored_event(meta.id, row) for row in rows]
     events = [Event(each.seq_nr, each.payload, each.tags) for each in stored]
     options = AppendOptions(
         metadata=stored[0].metadata,

@@ -19,7 +19,7 @@ from headrace.journal.topology import Topology
 from headrace.journal.traces import operation_span
 from headrace.journal.window import FirstRows, KnownJournalState, View, Window, Windows, first_of, last_of, view_of
 from headrace.model import MAX_SEQ_NR, StoredEvent
-from headrace.protocol import Append, Entry, Layout, Stay, event_of_row, events_of_records, exists, pointer_of
+from headrace.protocol import Append, Entry, Layout, Stay, events_of_records, exists, pointer_of, stored_event
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
 
 __all__ = ["JournalReader"]
@@ -308,7 +308,7 @@ def _events(
         if row.seq_nr <= above:
             raise IntegrityBroken(id_, row.seq_nr, "two rows of one incarnation have the same number")
         above = row.seq_nr
-        events.append(event_of_row(row))
+        events.append(stored_event(id_, row))
     return events
 
 

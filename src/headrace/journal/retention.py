@@ -121,9 +121,14 @@ def why_records_expire(config: TopicConfig) -> str | None:
 
 
 async def check_topic(settings: SharedSettings, topic: Topic) -> str | None:
-    """Raise JournalTopicExpires for a topic that would lose records. Return why a shared topic may lose them."""
+    """Raise JournalTopicExpires for a topic that would lose records. Return why a shared topic may lose them.
+
+    A compacted topic is refused even if it is shared: nobody could measure the time that is left.
+    """
     reason = why_records_expire(topic.config)
-    if reason is not None and not (await read_terms(settings, topic.name)).is_shared:
+    if reason is None:
+        return None
+    if topic.config.cleanup.compacts or not (await read_terms(settings, topic.name)).is_shared:
         raise JournalTopicExpires(topic.name, reason)
     return reason
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import NoStateYet, ReadOnlyHandle, UnknownTopic
+from headrace.errors import NoStateYet, ReadOnlyHandle, SnapshotDamaged, UnknownTopic
 from headrace.journal.read import JournalReader
 from headrace.journal.window import View
-from headrace.model import Event, Payload
+from headrace.model import MAX_SEQ_NR, Event, Payload
 from headrace.protocol import (
     MAX_VALUE_BYTES,
     check_id,
@@ -92,7 +92,11 @@ class JournalSnapshots:
     async def load(
         self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None
     ) -> Snapshot | None:
-        """Return the newest snapshot; if given, not above the seq_nr and not after the time. None if there is none."""
+        """Return the newest snapshot; if given, not above the seq_nr and not after the time. None if there is none.
+
+        Raises SnapshotDamaged if it can't be decoded. An older one does not take its place by itself: the events
+        between the two may have been deleted.
+        """
         id_ = check_id(id_)
         if max_seq_nr is not None:
             check_seq_nr("max_seq_nr", max_seq_nr, most=None)
@@ -108,15 +112,19 @@ class JournalSnapshots:
         if not fitting:
             return None
         newest = max(fitting, key=lambda row: (row.seq_nr, row.timestamp_ms))
-        return Snapshot(newest.seq_nr, decode_payload(newest.payload_type, newest.payload), newest.timestamp_ms)
+        try:
+            payload = decode_payload(newest.payload_type, newest.payload)
+        except ValueError as error:
+            raise SnapshotDamaged(id_, newest.seq_nr, str(error)) from error
+        return Snapshot(newest.seq_nr, payload, newest.timestamp_ms)
 
-    async def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
-        """Remove the snapshots up to a seq_nr, or all; return their number."""
+    async def delete(self, id_: str, *, max_seq_nr: int | None = None, min_seq_nr: int | None = None) -> int:
+        """Remove the snapshots up to a seq_nr, or from one on, or all; return their number."""
         self._check_writable("delete snapshots")
         id_ = check_id(id_)
-        if max_seq_nr is not None:
-            check_seq_nr("max_seq_nr", max_seq_nr, most=None)
-        gone = [row for row in await self._of_incarnation(id_) if max_seq_nr is None or row.seq_nr <= max_seq_nr]
+        first = 1 if min_seq_nr is None else check_seq_nr("min_seq_nr", min_seq_nr, most=None)
+        last = MAX_SEQ_NR if max_seq_nr is None else check_seq_nr("max_seq_nr", max_seq_nr, most=None)
+        gone = [row for row in await self._of_incarnation(id_) if first <= row.seq_nr <= last]
         for row in gone:
             await self._snapshots.delete(self._reader.topic, id_, row.slot, at=Place(row.generation, row.offset))
         return len(gone)

@@ -17,7 +17,7 @@ from headrace.protocol.entries import (
     next_generation,
     stretches_of,
 )
-from headrace.protocol.events import decode_append, event_of_row, events_of_record, events_of_records
+from headrace.protocol.events import decode_append, event_of_row, events_of_record, events_of_records, stored_event
 from headrace.protocol.fold import Effect, Entry, Step, exists, held_place, pointer_of, record_id_of, step
 from headrace.protocol.head import Head, HeadAnswer, HeadIndex, HeadKind
 from headrace.protocol.headers import ACTION_HEADER, append_headers, decode_action, encode_action, encode_user_headers
@@ -144,5 +144,6 @@ __all__ = [
     "record_id_of",
     "rows_of",
     "step",
+    "stored_event",
     "stretches_of",
 ]

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headrace.errors import BadArgument, JournalHeld
+from headrace.errors import BadArgument, IntegrityBroken, JournalHeld
 from headrace.model import Record, StoredEvent
 from headrace.protocol.actions import Append, duration_of
 from headrace.protocol.headers import user_headers
 from headrace.protocol.payloads import AppendValue, Encoded, binary_event, binary_payload, decode_payload, decode_value
 from headrace.store import MAX_PAYLOAD_BYTES, EventRow, why_tags_are_refused
 
-__all__ = ["decode_append", "event_of_row", "events_of_record", "events_of_records"]
+__all__ = ["decode_append", "event_of_row", "events_of_record", "events_of_records", "stored_event"]
 
 
 class _RowMetadata(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ _NO_METADATA = _RowMetadata()
 
 
 def event_of_row(row: EventRow) -> StoredEvent:
-    """Return the event that a row of the store holds."""
+    """Return the event that a row of the store holds. Raises ValueError if it can't be decoded."""
     metadata = _decode_metadata(row.metadata) if row.metadata else _NO_METADATA
     expire_after = metadata.payload.get("expireAfter")
     return StoredEvent(
@@ -44,6 +44,14 @@ def event_of_row(row: EventRow) -> StoredEvent:
         row.origin,
         row.version,
     )
+
+
+def stored_event(id_: str, row: EventRow) -> StoredEvent:
+    """Return the event that a row of a journal holds. Raises IntegrityBroken if it can't be decoded."""
+    try:
+        return event_of_row(row)
+    except ValueError as error:
+        raise IntegrityBroken(id_, row.seq_nr, f"its row can't be decoded ({error})") from error
 
 
 def decode_append(append: Append, value: bytes | None) -> AppendValue:

@@ -14,7 +14,7 @@ from headrace.errors import BadArgument
 from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.protocol.actions import Action, Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict, raw_json
 from headrace.protocol.limits import MAX_HEADERS_BYTES, check_headers, check_size, check_text
-from headrace.protocol.payloads import MAX_JSON_DEPTH, checked_depth
+from headrace.protocol.payloads import MAX_JSON_DEPTH, checked_depth, checked_numbers
 from headrace.store import Place
 
 __all__ = [
@@ -315,11 +315,12 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         raise ValueError(f"unknown payloadType {append.payload_type!r}")
     if not 1 <= append.range.first <= append.range.last <= MAX_SEQ_NR:
         raise ValueError(f"range {append.range.first} to {append.range.last} is none")
+    metadata = raw_json(append.metadata.data) if append.metadata is not None else None
     return Append(
         first=append.range.first,
         last=append.range.last,
         payload_format=append.payload_type,  # type: ignore[arg-type]
-        metadata=raw_json(append.metadata.data) if append.metadata is not None else None,
+        metadata=metadata if metadata is None else checked_numbers(metadata),
         **_by(append),
         expected=_number(headers, _EXPECTED),
         append_id=_decoded_text(headers.get(_APPEND_ID)),

@@ -27,6 +27,7 @@ __all__ = [
     "check_finite",
     "checked_depth",
     "checked_json",
+    "checked_numbers",
     "decode_payload",
     "decode_value",
     "encode_binary_events",
@@ -54,6 +55,10 @@ _NO_METADATA = b"{}"
 _ENVELOPE_DEPTH = 3  # of a value around its payloads: the value, its list of events, the event
 _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _AS_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: 1 and -1
+# Numbers with every digit as 0. JSON is copied without decoding its numbers, but only those with an exponent of three
+# digits, or with so many digits that one of two is enough, can be out of range: such JSON is decoded to see.
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS = b"0" * 200
 _ONE_JSON = b'{"events":[{"seqNr":%d,"tags":[],"payloadType":"json","payload":%b}],"metadata":{}}'
 _json_encode = msgspec.json.Encoder().encode
 
@@ -76,7 +81,7 @@ class AppendValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, rename={"expire_after": "expireAfter"}):
-    expire_after: str | None = None
+    expire_after: str | int | None = None  # kafka-journal writes text, and reads a number as milliseconds
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -209,7 +214,15 @@ def _value_of(events: tuple[Encoded, ...], metadata: _Metadata | None) -> Append
     if metadata is None:
         return AppendValue(events)
     data = raw_json(metadata.data)
-    return AppendValue(events, metadata.expire_after, data if data is None else checked_json(data))
+    return AppendValue(events, _duration(metadata.expire_after), data if data is None else checked_json(data))
+
+
+def _duration(written: str | int | None) -> str | None:
+    if isinstance(written, int):
+        if written < 0:
+            raise ValueError(f"expireAfter is {written}")
+        return f"{written} milliseconds"
+    return written
 
 
 def _json_event(event: Encoded) -> _JsonEvent:
@@ -243,8 +256,19 @@ def check_finite(value: object) -> None:
 
 
 def checked_json(raw: bytes) -> bytes:
-    """Return the JSON if every reader can decode it. Raises ValueError if it is nested deeper than MAX_JSON_DEPTH."""
-    return checked_depth(raw, MAX_JSON_DEPTH)
+    """Return the JSON if every reader can decode it.
+
+    Raises ValueError if it is nested deeper than MAX_JSON_DEPTH, or a number in it is out of range.
+    """
+    return checked_numbers(checked_depth(raw, MAX_JSON_DEPTH))
+
+
+def checked_numbers(raw: bytes) -> bytes:
+    """Return the JSON if every reader can decode its numbers, else raise ValueError: 1e400 is JSON, but no float."""
+    zeros = raw.translate(_AS_ZEROS)
+    if b"0e000" in zeros or b"0e+000" in zeros or _MANY_DIGITS in zeros:
+        msgspec.json.decode(raw)
+    return raw
 
 
 def checked_depth(raw: bytes, most: int) -> bytes:
@@ -294,9 +318,8 @@ def _encode_binary(value: AppendValue) -> bytes:
 
 
 def _decode_binary(value: bytes) -> AppendValue:
+    """Decode the binary form. All versions begin with the events; only of version 1 is it known what follows."""
     version, at = value[0], 5
-    if version not in (0, 1):
-        raise ValueError(f"unknown version {version} of the binary form")
     (count,) = _INT.unpack_from(value, 1)
     if count < 0:
         raise ValueError(f"the binary value says it holds {count} events")
@@ -311,10 +334,10 @@ def _decode_binary(value: bytes) -> AppendValue:
         else:
             events.append(_decode_binary_event(value[start:at]))
     metadata = value[at:]
-    if version == 1 and metadata == _NO_METADATA:
+    if version != 1 or metadata == _NO_METADATA:
         return AppendValue(tuple(events))
     metadata.decode()
-    return _value_of(tuple(events), _decode_metadata(checked_json(metadata)) if version == 1 else _Metadata())
+    return _value_of(tuple(events), _decode_metadata(checked_json(metadata)))
 
 
 def _decode_binary_event(body: bytes) -> Encoded:

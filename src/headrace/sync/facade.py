@@ -77,9 +77,9 @@ class SyncSnapshots:
         """Return the newest snapshot, within the limits if they are given."""
         return self._loop.run(self._snapshots.load(id_, max_seq_nr=max_seq_nr, max_timestamp_ms=max_timestamp_ms))
 
-    def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
-        """Remove snapshots."""
-        return self._loop.run(self._snapshots.delete(id_, max_seq_nr=max_seq_nr))
+    def delete(self, id_: str, *, max_seq_nr: int | None = None, min_seq_nr: int | None = None) -> int:
+        """Remove snapshots, within the limits if they are given; return their number."""
+        return self._loop.run(self._snapshots.delete(id_, max_seq_nr=max_seq_nr, min_seq_nr=min_seq_nr))
 
 
 class SyncJournal:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, IntegrityBroken
 from headrace.model import StoredEvent
 from headrace.protocol import decode_payload, event_of_row
 from headrace.store import LAST_TAG_TIME, EventRow, TagRow, TagTime, tag_time_of
@@ -134,7 +134,15 @@ class TaggedEvent(StoredEvent, frozen=True, kw_only=True):
 
 
 def tagged_row(row: TagRow) -> TaggedEvent:
-    """Return the event that a row of a view holds."""
+    """Return the event that a row of a view holds. Raises IntegrityBroken if it can't be decoded."""
+    try:
+        return _decoded_row(row)
+    except ValueError as error:
+        reason = f"its row under tag {row.tag!r} can't be decoded ({error})"
+        raise IntegrityBroken(row.pid, row.seq_nr, reason) from error
+
+
+def _decoded_row(row: TagRow) -> TaggedEvent:
     offset = TagOffset.of(tag_time_of(row.timestamp), row.number, row.seq_nr)
     if row.metadata is not None:
         event = event_of_row(cast("EventRow", row))  # a TagRow has all fields that this uses

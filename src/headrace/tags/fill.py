@@ -19,7 +19,7 @@ from headrace.errors import BadArgument, OperationFailed, TagBuilding, UnknownTo
 from headrace.journal import Layout, layout_key
 from headrace.log import Log
 from headrace.model import NewRecord, TopicPartition
-from headrace.protocol import Mark, encode_action, event_of_row, exists
+from headrace.protocol import Mark, encode_action, exists, stored_event
 from headrace.runtime import crash_point
 from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow, tag_time_of
 from headrace.tags.events import TaggedEvent, TagOffset, tagged
@@ -167,7 +167,7 @@ class HistoryCount:
 
     def _told(self, pid: str, event: EventRow, number: int) -> TaggedEvent:
         offset = TagOffset.of(self._numbering.time_of(event), number, event.seq_nr)
-        return tagged(event_of_row(event), self._tag, self._topic, pid, number, offset)
+        return tagged(stored_event(pid, event), self._tag, self._topic, pid, number, offset)
 
     async def _write(self, rows: Sequence[TagRow], since: Place) -> None:
         views = self._store.tags.views

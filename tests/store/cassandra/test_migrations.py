@@ -97,6 +97,24 @@ async def test_a_newer_keyspace_is_left_alone(session: OpenSession) -> None:
         await bring(one, NEW)
 
 
+async def test_a_keyspace_of_another_program_is_left_alone(cassandra: RunningService, keyspace: str, cql: Any) -> None:
+    """Tables of kafka-journal have the same names and other columns: the error says so, and nothing is touched."""
+    cql.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}")
+    cql.execute(
+        f"CREATE TABLE {keyspace}.pointer2 (topic text, partition int, offset bigint, created timestamp,"
+        " updated timestamp, PRIMARY KEY ((topic, partition)))"
+    )
+    cql.execute(
+        f"CREATE TABLE {keyspace}.setting (key text PRIMARY KEY, value text, timestamp timestamp, origin text,"
+        " metadata text)"
+    )
+    with pytest.raises(IncompatibleData, match=r"tables of another program \(pointer2\).*use another address"):
+        await open_store(f"cassandra://{cassandra.address}/{keyspace}")
+    asked = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
+    assert {name for (name,) in cql.execute(asked, (keyspace,))} == {"pointer2", "setting"}
+    assert list(cql.execute(f"SELECT key FROM {keyspace}.setting")) == []
+
+
 async def test_a_step_that_fails_is_taken_up_again_and_the_lock_is_free(session: OpenSession) -> None:
     """The version says what was done; whoever comes next goes on from there."""
     one = await session()

@@ -33,14 +33,8 @@ from headrace.journal import Journal
 from headrace.model import StoredEvent
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
-<<<<<<< HEAD:src/headrace/pipeline/jobs/aggregates.py
 from headrace.pipeline.spark.process import log_of, run, store_of
-from headrace.pipeline.tables.frames import event_of_columns, journal_frame
-=======
-from headrace.pipeline.spark.process import log_of, run
-from headrace.pipeline.tables.frames import journal_frame
-from headrace.pipeline.tables.states import event_of_columns, rows_in_utc
->>>>>>> w/pipe:src/headrace/pipeline/tables/aggregate_rows.py
+from headrace.pipeline.tables.frames import event_of_columns, journal_frame, rows_in_utc
 from headrace.pipeline.topics.frames import topic_frame
 from headrace.runtime import load_named
 from headrace.serde import open_registry

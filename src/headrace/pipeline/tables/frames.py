@@ -25,7 +25,7 @@ from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 from headrace.pipeline.spark.session import provide_avro, register
 from headrace.pipeline.tables.scans import ReadOptions
 from headrace.pipeline.topics.avro_read import SchemaReading, decoded, is_framed_column, reading_of_topics, type_name
-from headrace.protocol import check_finite, event_of_row
+from headrace.protocol import check_finite, stored_event
 from headrace.serde import BlockingRegistry, subject_of
 from headrace.store import EventRow
 
@@ -304,7 +304,7 @@ def event_of_columns(row: Mapping[str, Any]) -> StoredEvent:
         origin=row["origin"],
         version=row["version"],
     )
-    return event_of_row(stored)
+    return stored_event(row["key"], stored)
 
 
 def _millis(time: datetime) -> int:

@@ -176,13 +176,19 @@ VERSION = "headrace.schema-version"
 META_SEGMENTS = "headrace.meta-segments"
 
 _KEYSPACE = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s"
-_TABLES = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
+_COLUMNS = "SELECT table_name, column_name FROM system_schema.columns WHERE keyspace_name = %s"
+# kafka-journal has tables of these names too, which lack the column.
+_SHARED_NAMES = ("journal", "metajournal", "pointer2")
+_OWN_COLUMN = "generation"
 
 _logger = get_logger(__name__)
 
 
 async def migrate(session: Session, schema: TableSchema, settings: CassandraStoreSettings) -> None:
-    """Create or migrate the keyspace and its tables. Raises IncompatibleData if they are of a later version."""
+    """Create or migrate the keyspace and its tables.
+
+    Raises IncompatibleData if they are of a later version or of another program; nothing is touched then.
+    """
     await _ensure_keyspace(session, settings)
     await _ensure_groundwork(session)
     shared = CassandraSettings(session)
@@ -243,7 +249,12 @@ def _warn_of_one_copy(session: Session, replication: dict[str, str]) -> None:
 
 
 async def _ensure_groundwork(session: Session) -> None:
-    found = {name for (name,) in await session.ask_once(_TABLES, (session.address.keyspace,))}
+    columns = {(table, column) for table, column in await session.ask_once(_COLUMNS, (session.address.keyspace,))}
+    found = {table for table, _ in columns}
+    foreign = [name for name in _SHARED_NAMES if name in found and (name, _OWN_COLUMN) not in columns]
+    if foreign:
+        tables = f"tables of another program ({', '.join(foreign)})"
+        raise IncompatibleData(session.address.text, tables, "only its own, in a keyspace of their own")
     if not {"locks", "setting"} <= found:
         for statement in GROUNDWORK:
             await session.define(statement)
