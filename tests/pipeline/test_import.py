@@ -442,10 +442,8 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     refused("SELECT CAST(NULL AS STRING) AS id, 1 AS seq_nr", "every row has an id")
     refused("SELECT '' AS id, 1 AS seq_nr", "every row has an id")
     for seconds in (-1, 0, 253_402_300_800):
-        time = f"timestamp_seconds({seconds})"
-        refused(
-            f"SELECT 'a' AS id, 1 AS seq_nr, {time} AS timestamp", f"timestamp of event 1 of 'a' is {seconds * 1000},"
-        )
+        timed = f"SELECT 'a' AS id, 1 AS seq_nr, timestamp_seconds({seconds}) AS timestamp"
+        refused(timed, f"timestamp of event 1 of 'a' is {seconds * 1000},")
     for number in ("double('NaN')", "float('-Infinity')"):
         for payload in (
             "named_struct('x', NUMBER)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,33 @@ def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:
     other = journals.replace("-", ".")
     tier.on(lambda log, _: log.admin.create(other, partitions=1, config=TopicConfig()))
     assert "could be any of the topics" in refused(f"select * from {view_name('topic', journals)}")
+
+
+def test_times_are_those_of_utc_on_any_machine(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K5: what is printed is what a statement compares with, also within arrays, in any year."""
+    statement = (
+        "select timestamp'2026-01-01 12:00:00' as a, array(timestamp'0001-01-01 00:00:00') as b, "
+        "timestamp_ntz'9999-12-31 23:59:59' as c, named_struct('timestamp', timestamp'2026-01-01 12:00:00') as a"
+    )
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        printed = asked(tier, statement)
+        with pytest.raises(OperationFailed, match="year"):
+            asked(tier, "select timestamp_seconds(9000000000000)")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert '2026-01-01 12:00:00.000  ["0001-01-01 00:00:00.000"]  9999-12-31 23:59:59.000' in printed
+    assert '"2026-01-01 12:00:00.000"' in printed
+
+
+def test_a_folder_with_spaces_takes_the_file(tier: Tier, tmp_path: Path) -> None:
+    """K5: rows go to the file that was named, and nothing is left beside it."""
+    folder = tmp_path / "my folder%20"
+    asked(tier, "select 1 as n", "--out", str(folder / "x y#1.parquet"))
+    assert pq.read_table(folder / "x y#1.parquet").to_pylist() == [{"n": 1}]
+    assert [path.name for path in tmp_path.rglob("*")] == ["my folder%20", "x y#1.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from headrace.cli.schemas import RegistryAddress
 from headrace.cli.spark_sessions import quiet_spark_for
 from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, HeadraceError
 from headrace.model import ConsistencyToken
 from headrace.observe import line_chart
 from headrace.pipeline import Endpoints, Selection, query, query_error, table_names
@@ -39,6 +40,7 @@ __all__ = ["PlotColumns", "plot_columns", "plot_of", "sql"]
 _FORMATS = ("parquet", "csv")
 _SHOWN = 100
 _WIDE = 60
+_TIME = re.compile(r'"(type|elementType|keyType|valueType)": ?"timestamp"')
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
@@ -122,7 +124,8 @@ def _spark_errors_named() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.startswith(("pyspark", "py4j")):
+        is_late = isinstance(error, ValueError | OverflowError) and not isinstance(error, HeadraceError)
+        if is_late or type(error).__module__.startswith(("pyspark", "py4j")):  # a time that Python has no year for
             raise query_error(error) from error
         raise
 
@@ -152,7 +155,7 @@ def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool, pl
     elif as_json:
         if doubled := [name for name, count in Counter(frame.columns).items() if count > 1]:
             raise BadArgument("--json", doubled[0], "several columns have this name; give them others with AS")
-        for row in frame.limit(limit).toLocalIterator():
+        for row in _in_utc(frame).limit(limit).toLocalIterator():
             typer.echo(json.dumps(_plain(row.asDict(recursive=True)), ensure_ascii=False))
     else:
         _print(frame, limit, plot=plot)
@@ -165,7 +168,7 @@ def _print(frame: DataFrame, limit: int, *, plot: bool | None) -> None:
             "a plot needs one column with a time and one to four with numbers, or one with a number and one with text"
         )
         raise BadArgument("--plot", ", ".join(f"{name} {kind}" for name, kind in frame.dtypes), rule)
-    rows = frame.limit(limit + 1).collect()
+    rows = _in_utc(frame).limit(limit + 1).collect()
     table = Table(*frame.columns, box=None)
     for row in rows[:limit]:
         table.add_row(*(_shown(value) for value in row))
@@ -177,6 +180,18 @@ def _print(frame: DataFrame, limit: int, *, plot: bool | None) -> None:
         console.print(f"… there are more than {limit}; --limit N shows more of them, --out FILE writes all")
 
 
+def _in_utc(frame: DataFrame) -> DataFrame:
+    """Return the frame with times of the session's zone, which is UTC: pyspark would show the machine's own."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    kinds = StructType.fromJson(json.loads(_TIME.sub(r'"\1":"timestamp_ntz"', json.dumps(frame.schema.jsonValue()))))
+    numbered = frame.toDF(*(f"_{n}" for n in range(len(kinds.fields))))  # several columns may have one name
+    return numbered.select(
+        *(f.col(f"_{n}").cast(each.dataType).alias(each.name) for n, each in enumerate(kinds.fields))
+    )
+
+
 def _write(frame: DataFrame, out: Path) -> None:
     """Write one file in one task, so that the rows never pass through the driver."""
     if out.suffix == ".csv":
@@ -185,7 +200,7 @@ def _write(frame: DataFrame, out: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".headrace-sql-", dir=out.parent))
     try:
         writer = frame.repartition(1).write.mode("overwrite").option("header", "true")
-        writer.format(out.suffix.lstrip(".")).save((folder / "rows").resolve().as_uri())
+        writer.format(out.suffix.lstrip(".")).save(f"file://{(folder / 'rows').resolve()}")  # Spark does not unescape
         written = next((folder / "rows").glob("part-*"), None)
         if written is None:
             raise BadArgument("--out", str(out), "on a cluster it must lie in a folder that all its machines share")
