@@ -74,6 +74,7 @@ class RaceRules:
     model: dict[str, Model]
     _given: dict[tuple[str, str], Given]
     _once_beside: Journal | None = None
+    _restarts: int = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end."""
@@ -82,7 +83,7 @@ class RaceRules:
     @rule(id_=ids, append_id=st.sampled_from(["x", "y"]), made_it=st.sampled_from([None, True, False]))
     def append_once(self, id_: str, append_id: str, made_it: bool | None) -> None:
         """Append with an id that is new to the journal; with `made_it`, the answer is a time-out."""
-        once = self._once()
+        once, append_id = self._once(append_id)
         if (id_, append_id) in self._given:
             return
         event = Event(self._pointer(id_) + 1, f"{id_} {append_id}")
@@ -99,7 +100,7 @@ class RaceRules:
     @rule(id_=ids, append_id=st.sampled_from(["x", "y"]))
     def append_once_more(self, id_: str, append_id: str) -> None:
         """The same again: it is there once, or, if the first try is not in the log, may be void by now."""
-        once = self._once()
+        once, append_id = self._once(append_id)
         given = self._given.get((id_, append_id))
         if given is None:
             return
@@ -118,7 +119,7 @@ class RaceRules:
     @rule(id_=ids, append_id=st.sampled_from(["x", "y"]))
     def append_others_with_an_id(self, id_: str, append_id: str) -> None:
         """Other events with an id that was given: refused."""
-        once = self._once()
+        once, append_id = self._once(append_id)
         if (id_, append_id) in self._given:
             with pytest.raises(AppendIdReused):
                 self.run(once.append(id_, [Event(self._pointer(id_) + 1, "other")], append_id=append_id))
@@ -166,14 +167,19 @@ class RaceRules:
     def _pointer(self, id_: str) -> int:
         return self.model[id_].pointer if id_ in self.model else 0
 
-    def _once(self) -> Journal:
-        """Return a journal whose appends may time out; a restart makes another one, which remembers nothing."""
+    def _once(self, append_id: str) -> tuple[Journal, str]:
+        """Return a journal whose appends may time out, and the append id for it.
+
+        A restart makes another one, which remembers nothing: it has ids of its own, for the log may still hold those of
+        the one before.
+        """
         if self._once_beside is not self.journal:
             self._once_beside = self.journal
+            self._restarts += 1
             self._given = {}
             self._uncertain = UncertainLog(self.seen)
             self._once_journal = self._instance(self._uncertain)
-        return self._once_journal
+        return self._once_journal, f"{append_id}{self._restarts}"
 
     def _instance(self, log: Log) -> Journal:
         return Journal(log, self.store, self.topic, cache=None, lease_s=LEASE_S)
