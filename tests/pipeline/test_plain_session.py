@@ -93,6 +93,7 @@ PROGRAM = """
     endpoints = Endpoints.of(folder)
     if server:
         spark = SparkSession.builder.getOrCreate()
+        assert query(spark, endpoints, "select 1", selection).first()[0] == 1  # the first call of the session
     else:
         session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         spark = session.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")

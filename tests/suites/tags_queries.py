@@ -361,6 +361,14 @@ class TagQueryConformance(TagSetting):
         assert await scene.read() == seen
         assert sorted(ids(seen)) == ["a1", "a2", "b1"]
 
+    async def test_topics_that_are_found_together_keep_the_order_of_their_times(self, scene: Scene) -> None:
+        """T34: an event that was written first comes first, whichever of the new topics it is in."""
+        first_ms = max(scene.now_ms, await scene.floor_ms()) + 1  # below the floor all times are the same
+        topics = [await scene.new_topic(partitions=1) for _ in range(5)]
+        for n, topic in enumerate(sorted(topics, reverse=True)):
+            await scene.append(f"j{n}", 1, topic=topic, at_ms=first_ms + n)
+        assert ids(await scene.read()) == [f"j{n}1" for n in range(5)]
+
     async def test_a_topic_that_is_deleted_holds_nobody_up(self, scene: Scene) -> None:
         """T34: a running query goes on without it, and what it had given under the tag stays."""
         other = await scene.new_topic(partitions=2)

@@ -8,6 +8,9 @@ a new one does, and above all log times that were known of the old one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import msgspec
 
 from headrace.errors import BadArgument, UnknownTopic
@@ -38,11 +41,21 @@ class Floors:
 
     async def open_topic(self, topic: str) -> TagFacts:
         """Return the facts after opening the topic, if it was not open."""
-        facts = await self._registry.change(lambda known: _announced(known, topic))
-        if facts.topics[topic].floor_ms is not None:
+        return await self.open_topics([topic])
+
+    async def open_topics(self, topics: Sequence[str]) -> TagFacts:
+        """Return the facts after opening those topics that were not open.
+
+        Those that open together begin at one floor: one after the other, the events of the second would be moved behind
+        those of the first, whatever their times are.
+        """
+        facts = await self._registry.change(lambda known: reduce(_announced, topics, known))
+        if all(facts.topics[topic].floor_ms is not None for topic in topics):
             return facts
         floor_ms = await self._highest(facts)
-        return await self._registry.change(lambda known: _opened(known, topic, floor_ms))
+        return await self._registry.change(
+            lambda known: reduce(lambda facts, topic: _opened(facts, topic, floor_ms), topics, known)
+        )
 
     async def generation(self, facts: TagFacts, layout: Layout, generation: int) -> tuple[TagFacts, int]:
         """Return the facts, and the lowest log time of a generation, which is determined if it was not."""

@@ -212,11 +212,13 @@ class SeamReader:
 
     async def opened(self, facts: TagFacts, topics: Iterable[str]) -> TagFacts:
         """Open the announced topics and the given ones; return the facts."""
-        for topic in {*topics, *facts.topics}:
-            entry = facts.topics.get(topic)
-            if entry is None or entry.floor_ms is None:
-                facts = await self._floors.open_topic(topic)
-            elif not entry.is_open and (layout := await read_layout(self._store, topic)) is not None:
+        known = sorted({*topics, *facts.topics})
+        closed = [each for each in known if each not in facts.topics or facts.topics[each].floor_ms is None]
+        if closed:
+            facts = await self._floors.open_topics(closed)
+        for topic in known:
+            entry = facts.topics[topic]
+            if not entry.is_open and (layout := await read_layout(self._store, topic)) is not None:
                 facts, _ = await self._floors.generation(facts, layout, entry.announced)
         return facts
 

@@ -175,6 +175,7 @@ def _copy_of(spark: SparkSession) -> SparkSession:
 
 def _cloned(spark: SparkSession) -> SparkSession:
     if is_connect(spark):
+        _ = spark.version  # the server knows a session from its first request on, and copies only one that it knows
         return spark.cloneSession()
     from pyspark.sql import SparkSession
 
