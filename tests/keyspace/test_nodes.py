@@ -145,7 +145,9 @@ async def _follow(client: KeyspaceClient, key: str, last: int) -> list[int]:
     seen: list[int] = []
     async with contextlib.aclosing(client.changes("balances", key)) as changes:
         async for change in changes:
-            assert not change.is_lagged
+            if change.is_lagged and seen:  # from a copy that was opened later; nothing may be lost by it
+                assert (change.value or 0) == seen[-1]
+                continue
             seen.append(change.value or 0)
             if change.value == last:
                 return seen

@@ -129,12 +129,19 @@ async def test_a_frozen_broker_makes_appends_time_out(broker: RunningService, op
     finally:
         await asyncio.to_thread(broker.resume)
 
+    refusals: list[str] = []
+
     async def is_taken() -> bool:
-        with contextlib.suppress(TimedOut, Unreachable):  # a thawed broker on a busy machine needs longer than 2 s
+        try:
             return bool(await log.append([NewRecord(topic, b"k", b"after")]))
+        except (TimedOut, Unreachable) as error:  # a thawed broker on a busy machine needs longer than 2 s
+            refusals.append(str(error))
         return False
 
-    await eventually(is_taken)
+    try:
+        await eventually(is_taken)
+    except AssertionError as late:
+        raise AssertionError(f"{len(refusals)} appends failed after the thaw, the last with: {refusals[-1:]}") from late
     assert values(await read_all(log, topic))[-1] == b"after"
 
 
