@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -17,6 +18,10 @@ pytest.register_assert_rewrite("tests.suites")
 # How long Hypothesis takes to draw values says how busy the machine is, and nothing of the code.
 settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
+
+# A script's job in the background ignores Ctrl-C, and the commands that tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,7 +22,10 @@ WORDS = re.findall(r"^\| \*\*(.+?)\*\* \|", GLOSSARY, flags=re.MULTILINE)
 WORDS_AT_MOST = 40
 # The page about backends shows passages of an example, not programs.
 PAGES_WITH_PROGRAMS = [ROOT / "README.md", *sorted({*DOCS.glob("*.md")} - {DOCS / "write-a-backend.md"})]
-READING_ORDER = ("journals", "projections", "state", "keyspaces", "engine", "gateway", "clients", "nodes")
+READING_ORDER = (
+    *("journals", "projections", "outbox", "avro", "state", "keyspaces", "engine", "gateway", "clients"),
+    *("consistency", "nodes"),
+)
 
 
 def _steps(text: str) -> list[tuple[str, str]]:

@@ -32,12 +32,16 @@ TOLD_FROM_S = 3.0
 
 
 class Backlog:
-    """Appends of one event each to the journals of one topic, numbered on from round to round."""
+    """Appends of one event each to the journals of one topic, numbered on from round to round.
 
-    def __init__(self, topic: str, *, partitions: int, keys: int = KEYS) -> None:
+    The journals take turns, event by event. With `events_of_journal` each gets all its events before the next one.
+    """
+
+    def __init__(self, topic: str, *, partitions: int, keys: int = KEYS, events_of_journal: int | None = None) -> None:
         self.topic = topic
         self.partitions = partitions
         self._keys = keys
+        self._events_of_journal = events_of_journal
         self._written = 0
 
     def take(self, count: int) -> list[NewRecord]:
@@ -47,9 +51,12 @@ class Backlog:
         return [self._record(first + nr, event.value) for nr, event in enumerate(events(count, keys=self._keys))]
 
     def _record(self, nr: int, value: bytes) -> NewRecord:
-        id_ = f"key-{nr % self._keys:04d}"
+        journal, index = nr % self._keys, nr // self._keys
+        if self._events_of_journal is not None:
+            journal, index = divmod(nr, self._events_of_journal)
+        id_ = f"key-{journal:04d}"
         at = TopicPartition(self.topic, partition_of(id_.encode(), self.partitions))
-        return record_of(at, id_, [Event(nr // self._keys + 1, value)], AppendOptions())
+        return record_of(at, id_, [Event(index + 1, value)], AppendOptions())
 
 
 async def filled(address: str, records: Sequence[NewRecord]) -> None:

@@ -69,6 +69,10 @@ def test_a_journal_from_the_command_line(headrace: Run) -> None:
     assert (appended["first"], appended["last"]) == (3, 3)
     read = headrace("journal", "read", "acc", "a", "--json", "--from", "2").stdout
     assert [json.loads(line)["payload"] for line in read.splitlines()] == ["hi", 3]
+    followed = headrace("journal", "read", "acc", "a", "--json", "--from", "2", "--to", "3", "--follow").stdout
+    assert followed == read
+    assert headrace("journal", "ids", "acc", "--unreplicated").stdout == "a\n"
+    assert headrace("journal", "ids", "acc", "--follow", "--limit", "1").stdout == "a\n"
     refused = headrace("journal", "append", "acc", "a", "7", "--expected", "7")
     assert refused.returncode == 1
     assert "expected seq_nr 7, journal is at 3" in refused.stderr

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from pyspark import java_gateway
 from tests.cli.conftest import Command
 from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
 from headrace.cli.main import app
 from headrace.errors import BadArgument, MissingExtra, NotGiven
+from headrace.pipeline.spark import session
 
 BIN = Path(sys.executable).parent
 SPARK_COMMANDS = (["sql", "select 1"], ["pipeline", "replicate", "--once"], ["pipeline", "audit"])
@@ -84,15 +86,38 @@ def test_an_interrupt_that_python_wraps_is_no_traceback(monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_that_is_swallowed_while_spark_starts_counts() -> None:
-    """FN4: it is noted, so that the command ends when Spark has started."""
+    """FN4: it is noted, so that the command ends when Spark has started; also if Spark has set its own handler."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark sessions of other tests set their own
     try:
-        with spark_sessions._noting_interrupts() as came, contextlib.suppress(KeyboardInterrupt):
+        with spark_sessions._noting_interrupts() as has_come:
+            assert not has_come()
+            signal.signal(signal.SIGINT, lambda *_: None)
             signal.raise_signal(signal.SIGINT)
-        assert came == [signal.SIGINT]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert has_come()
+        assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_the_jvm_is_being_started_counts_when_it_is_known() -> None:
+    """FN4: it comes when the process has begun and Popen has not returned: the process ends with the rest."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            begun.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session.subprocess, "Popen", Interrupted)
+            with pytest.raises(KeyboardInterrupt), session._jvm_ends_with_failure():
+                java_gateway.Popen(["sleep", "60"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
 
 
 @pytest.mark.spark
@@ -223,7 +248,7 @@ def test_what_is_no_application_is_not_served(command: Command) -> None:
     assert "this is of type int" in str(done.exception)
 
 
-@pytest.mark.parametrize("option", ["--http", "--grpc"])
+@pytest.mark.parametrize("option", ["--listen", "--http", "--grpc"])
 def test_a_node_with_a_wrong_address_does_not_start(command: Command, option: str) -> None:
     """FN4: an address is looked at before the node takes partitions, which others would then wait for."""
     engine = "from headrace.engine import Engine\nbank = Engine('bank', state=dict)\n"

@@ -591,6 +591,21 @@ async def test_a_repeatable_request_to_the_own_copy_follows_its_partition(world:
     assert await later == "node-2 0 x", "it waits behind one that is being repeated"
 
 
+async def test_what_may_have_been_done_is_not_reported_as_undone_after_waiting_for_others(world: World) -> None:
+    """C8: the own copy took both requests; the second can't be repeated in time behind the first, and may be done."""
+    world["node-1"].gate.clear()
+    world["node-2"].gate.clear()
+    first = asyncio.create_task(_ask_here(world, command_id="c-1"))
+    second = asyncio.create_task(_ask_here(world, command_id="c-2", timeout_s=0.3))
+    await until(lambda: len(world["node-1"].seen) == 2)
+    world.announce({0: "node-2"})
+    with pytest.raises(TimedOut, match="waiting for an earlier request of the key") as late:
+        await second
+    assert not late.value.outcome_known
+    world["node-2"].gate.set()
+    assert await first == "node-2 0 x"
+
+
 async def test_a_copy_that_refuses_at_once_leaves_time_for_others(world: World) -> None:
     """C8: whoever asks its own node again in a loop lets others run."""
     refused, others = 0, 0

@@ -362,6 +362,18 @@ async def test_two_nodes_do_not_share_a_port(server: NodeServer) -> None:
         await second.start()
 
 
+@pytest.mark.parametrize("setting", ["listen", "advertise"])
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1", "nonsense", ""])
+async def test_a_node_listens_at_no_other_port_than_it_was_told(setting: str, address: str) -> None:
+    """Others would look for it in vain: gRPC takes 99999 modulo 65536, and 443 where there is no port."""
+    server = NodeServer("node-1", {}, SETTINGS.model_copy(update={setting: address}))
+    try:
+        with pytest.raises(BadArgument, match=f"cluster.{setting} is '{address}', but it must be HOST:PORT"):
+            await server.start()
+    finally:
+        await server.stop()
+
+
 async def test_a_killed_peer_fails_all_that_is_in_flight_at_once(service: Service) -> None:
     """C8: with an unknown outcome; the next call finds nobody, with a known one, and a node that is back is found."""
     with running_function("tests.cluster.nodes:serve_slowly", "127.0.0.1:0", "node-1") as child:

@@ -16,5 +16,5 @@ def test_the_program_about_tokens_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     *lines, refusal = done.stdout.splitlines()
-    assert lines == ["40", "Ann", "['hello']", "['accounts', 'notes']", "['acc-1', 'acc-1']"]
+    assert lines == ["40", "Ann", "['hello']", "['savings', 'notes']", "['acc-1', 'acc-1']"]
     assert refusal.startswith("the consistency token can't be used: ")

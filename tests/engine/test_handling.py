@@ -320,6 +320,8 @@ async def test_what_is_too_large_fails_alone(part: str, limits: RecordLimits, en
     assert isinstance(failed.error, CommandTooLarge)
     assert failed.error.part == part
     assert failed.error.size_bytes > failed.error.limit_bytes
+    advice = "EngineLimits.reply_bytes" if part == "reply" else "max_record_bytes of the topic"
+    assert str(failed.error).endswith(f"make it smaller, or raise {advice}")
     assert bench.state == ["small"]
     assert isinstance(await bench.send(Note("x" * 600), command_id="large"), Repeated)
 

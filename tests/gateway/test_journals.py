@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.conftest import Client, NewClient
+from tests.gateway.conftest import Client, NewClient, Serve
 from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace
@@ -140,6 +141,25 @@ async def test_pages_and_lines_hold_the_same_events(client: Client, hr: Headrace
     lines = await client.get(PATH, params={"to": 22}, headers={"accept": "application/x-ndjson"})
     assert lines.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line)["seq_nr"] for line in lines.text.splitlines()] == seen == list(range(1, 23))
+
+
+async def test_a_journal_is_followed_as_lines(serve: Serve, hr: Headrace) -> None:
+    """With `live` the lines go on with each event that is appended; a purge ends them with a problem of status 410."""
+    journal, lines_of_json = hr.journal("accounts"), {"accept": "application/x-ndjson"}
+    await journal.append("acc-1", [Event(1, "a")])
+    async with serve() as gateway, httpx.AsyncClient(base_url=gateway.url, timeout=10) as client:
+        assert (await client.get(f"{PATH}?live=true")).status_code == 400
+        ended = await client.get(f"{PATH}?live=true&to=1", headers=lines_of_json)
+        assert [json.loads(line)["payload"] for line in ended.text.split()] == ["a"]
+        found = []
+        with contextlib.suppress(httpx.RemoteProtocolError):  # it is broken off, so that nobody takes it for the end
+            async with client.stream("GET", f"{PATH}?live=true", headers=lines_of_json) as stream:
+                async for line in stream.aiter_lines():
+                    if line:
+                        found.append(json.loads(line))
+                        await (journal.purge("acc-1") if len(found) == 2 else journal.append_next("acc-1", ["b"]))
+    assert [event["seq_nr"] for event in found[:2]] == [1, 2]
+    assert (found[2]["problem"]["status"], found[2]["problem"]["key"]) == (410, "acc-1")
 
 
 async def test_a_parameter_that_is_wrong_or_misspelt_is_refused(client: Client) -> None:

@@ -260,6 +260,10 @@ async def test_what_does_not_fit_a_state_is_refused(market: Market) -> None:
     ):
         assert (await market.client.get(path)).status_code == 404
     assert (await market.client.post("/keyspaces/accounts/messages/Fly", json={})).status_code == 404
+    missing = (await market.client.get('/keyspaces/accounts/states/lines/["a",1]')).json()
+    assert missing["detail"] == """there is no key '["a",1]' of state 'lines' of keyspace 'accounts'"""
+    partial = (await market.client.post("/keyspaces/accounts/messages/Deposit", json={"amount": 1})).json()
+    assert partial["detail"] == "can't read JSON: at 'id': it is missing and has no default"
     assert (await market.client.get(f"{STATE}/x?max_staleness_s=soon")).status_code == 400
 
 

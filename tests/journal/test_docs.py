@@ -22,9 +22,10 @@ def test_the_python_of_the_page_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert not done.stderr
         printed.append(done.stdout.splitlines())
-    accounts, orders, carts = printed
+    accounts, orders, parcels, carts = printed
     assert "expected seq_nr 2, journal is at 3" in accounts[-1]
     assert [line.split()[0] for line in orders[-2:]] == ["2", "3"]
+    assert [line.split()[0] for line in parcels] == ["1", "2", "3"]
     assert carts[-2:] == ["[6]", "None None"]
 
 

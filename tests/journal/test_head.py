@@ -536,3 +536,77 @@ class Counting(OnTop):
             if reading.end is not None:
                 self.records_read += len([record for record in batch.records if record.offset < reading.end])
             yield batch
+
+
+async def test_a_read_is_not_told_that_records_are_lost_which_only_another_one_needed() -> None:
+    """P11: a head that began for a slower read meets the log's new start; a read of what lies behind it is answered."""
+    script = Script()
+    for n in range(1, 7):
+        script.append("a", n)
+    log = ScriptLog("t", script.records, random.Random(1))
+    log.start, log.end = 4, script.offset
+    cache = HeadCache(log, MemoryStore())
+    windows = Windows(log, cache, timeout_s=5.0)
+    slow, quick = await asyncio.gather(
+        windows.find(AT, 0, "a", after=-1, up_to=5), windows.find(AT, 0, "a", after=3, up_to=5), return_exceptions=True
+    )
+    assert isinstance(slow, RecordsLost)
+    assert (slow.first, slow.last) == (0, 3)
+    assert not isinstance(quick, BaseException), quick
+    assert [entry.offset for entry in quick.entries] == [4, 5]
+    await cache.close()
+
+
+async def test_a_watch_misses_nothing_if_replication_is_faster_than_the_head() -> None:
+    """P11: the head is not trimmed beyond what it has read while somebody waits for a key."""
+    script = Script()
+    for n in range(1, 7):
+        script.append("a", n)
+    log, store = ScriptLog("t", script.records, random.Random(1)), MemoryStore()
+    log.end = 2
+    cache = HeadCache(log, store, trim_every_s=0.001)
+    with cache.watch(AT, 0, "a", after=1) as watch:
+        store.tables.replicated[AT] = ReplicatedOffset(
+            at=AT, generation=0, offset=5, log_time_ms=0, created_ms=0, updated_ms=0
+        )
+
+        async def is_trimmed() -> bool:
+            return cache.replicated(AT) is not None
+
+        await eventually(is_trimmed, every_s=0.001)
+        await log.move(script.offset)
+        async with asyncio.timeout(5):
+            span = await watch.span()
+        assert span is not None
+        assert span[0] == 1
+    await cache.close()
+
+
+async def test_a_watch_is_told_of_its_key_only() -> None:
+    """Other journals and Marks wake nobody; what a watch has not fetched stays one stretch, and Closed ends it."""
+    script = Script()
+    script.append("b", 1)
+    script.mark("a")
+    script.append("b", 2)
+    first = script.append("a", 1)
+    script.append("b", 3)
+    script.append("a", 2)
+    log = ScriptLog("t", script.records, random.Random(1))
+    cache = HeadCache(log, MemoryStore())
+    with cache.watch(AT, 0, "a", after=-1) as watch:
+        waiting = asyncio.ensure_future(watch.span())
+        await log.move(first.offset)
+        await cache.ask(AT, 0, "b", after=-1, up_to=first.offset - 1, timeout_s=5.0)
+        assert not waiting.done()
+        await log.move(script.offset)
+        stretches = [await waiting]
+        await cache.ask(AT, 0, "b", after=-1, up_to=script.offset - 1, timeout_s=5.0)
+        if stretches[0] != (first.offset - 1, script.offset - 1):
+            stretches.append(await watch.span())
+        assert stretches[0] is not None
+        assert stretches[0][0] == first.offset - 1
+        assert stretches[-1] is not None
+        assert stretches[-1][1] == script.offset - 1
+        await cache.close()
+        with pytest.raises(Closed):
+            await watch.span()

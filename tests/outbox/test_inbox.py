@@ -459,6 +459,25 @@ async def test_coroutines_handle_as_blocking_code_does(engine: Engine, database:
     assert outcomes == ["failed", "poison", "known", "handled"]
 
 
+def test_an_asynchronous_handler_is_refused_where_nobody_awaits_it(engine: Engine) -> None:
+    """L21: an event whose handler never ran is not known; a handler that does not look asynchronous has failed."""
+
+    async def handle(db: Any, record: Record) -> None: ...
+
+    def generate(db: Any, record: Record) -> Iterator[int]:
+        yield record.offset
+
+    inbox = Inbox("billing")
+    with pytest.raises(BadArgument, match="asynchronous and its engine is not"):
+        inbox.handle(engine, EVENT, handle)
+    with pytest.raises(BadArgument, match="generator"):
+        inbox.handle(engine, EVENT, generate)
+    failed = inbox.handle(engine, EVENT, lambda db, record: handle(db, record))
+    assert (failed.outcome, failed.attempts) == ("failed", 1)
+    assert "asynchronous and its engine is not" in str(failed.error)
+    assert inbox.handle(engine, EVENT, failing(0)) == Handling("handled")
+
+
 @pytest.mark.parametrize("bad", [0, -1, True, None, "5", 1.0])
 def test_attempts_are_counted_in_whole_numbers(bad: Any) -> None:
     """The front door checks it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from tests.cql import cql_cluster
 from tests.pipeline.tier import Tier
 
 from headrace.store import EventRow, meta_segment, write_time
@@ -92,11 +93,9 @@ class Cql:
     ROW = "id = %s AND topic = %s AND segment = %s AND seq_nr = %s AND timestamp = %s"
 
     def __init__(self, tier: Tier) -> None:
-        from cassandra.cluster import Cluster
-
         address = urlsplit(tier.endpoints.store)
         self._keyspace = address.path.strip("/")
-        self._cluster = Cluster([address.hostname], port=address.port or 9042)
+        self._cluster = cql_cluster(address.hostname or "", address.port or 9042)
 
     def remove(self, topic: str, id_: str, row: EventRow) -> None:
         time = write_time(row.place)

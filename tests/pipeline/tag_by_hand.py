@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from tests.cql import cql_cluster
 from tests.pipeline.tier import Tier
 
 from headrace.store import TagNumber, TagRow, write_time
@@ -108,9 +109,7 @@ class TagCql:
         )  # fmt: skip
 
     def _run(self, statement: str, *values: object) -> None:
-        from cassandra.cluster import Cluster
-
-        with Cluster([self._host], port=self._port) as cluster:
+        with cql_cluster(self._host, self._port) as cluster:
             cluster.connect().execute(statement.format(self._keyspace), values)
 
 

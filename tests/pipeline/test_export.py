@@ -152,3 +152,21 @@ def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: st
     assert [path.name for path in sorted((tmp_path / "journal" / "_delta_log").glob("*.json"))] == [
         f"{n:020}.json" for n in range(2)
     ]
+
+
+def test_an_export_whose_files_are_on_another_machine_does_not_count(
+    tier: Tier, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of Spark Connect, or a cluster, that does not share the folder's disk: no event is passed over."""
+    selection = Selection((topic,))
+    tier.with_journal(topic, lambda journal: append_all(journal, 2, 2))
+    tier.apply(topic)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.pipeline.jobs.exports._uri", lambda path: f"file://{tmp_path}/far{path}")
+        with pytest.raises(OperationFailed, match="Spark wrote 4 rows of the table journal, and this machine finds 0"):
+            export_journals(tier.spark, tier.endpoints, tmp_path / "lake", selection)
+    assert export_journals(tier.spark, tier.endpoints, tmp_path / "lake", selection).events == 4
+    tier.with_journal(topic, lambda journal: journal.delete("k0", to=1))
+    tier.apply(topic)
+    assert export_journals(tier.spark, tier.endpoints, tmp_path / "lake", selection).events == 0
+    assert exported_frame(tier.spark, tmp_path / "lake").count() == 3

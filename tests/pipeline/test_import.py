@@ -444,6 +444,9 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     for seconds in (-1, 0, 253_402_300_800):
         timed = f"SELECT 'a' AS id, 1 AS seq_nr, timestamp_seconds({seconds}) AS timestamp"
         refused(timed, f"timestamp of event 1 of 'a' is {seconds * 1000},")
+    time = "timestamp_seconds(unix_seconds(current_timestamp()) + 600 * (n - 1)) AS timestamp"
+    ahead = f"SELECT 'a' AS id, n AS seq_nr, {time} FROM (SELECT explode(array(1, 2)) AS n)"
+    refused(ahead, r"timestamp of event 2 of 'a' is \d+, .* the topic takes times up to")
     for number in ("double('NaN')", "float('-Infinity')"):
         for payload in (
             "named_struct('x', NUMBER)",

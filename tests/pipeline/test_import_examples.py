@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from tests.cql import cql_cluster
 from tests.pipeline.tier import Tier
 
 from headrace.journal import Journal
@@ -104,11 +105,9 @@ METADATA = "CREATE TABLE {}.metadata (persistence_id text PRIMARY KEY, deleted_t
 @pytest.mark.servers
 def test_events_of_pekko_are_read(readers: Readers, spark: SparkSession, cassandra: RunningService) -> None:
     """Rows of `messages` that are not deleted become rows to import, with tags, time and what serializers need."""
-    from cassandra.cluster import Cluster
-
     keyspace = f"pekko_{uuid.uuid4().hex[:8]}"
     host, _, port = cassandra.address.rpartition(":")
-    cluster = Cluster([host], port=int(port))
+    cluster = cql_cluster(host, int(port))
     session = cluster.connect()
     replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
     session.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")

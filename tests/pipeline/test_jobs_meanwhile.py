@@ -17,10 +17,13 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition, partition_of
 from headrace.pipeline import Endpoints
 from headrace.pipeline.audits import second_look
+from headrace.pipeline.audits.journal_frames import HeadRowReader
 from headrace.pipeline.audits.second_look import AuditTask
 from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
 from headrace.pipeline.spark.process import close_all, log_of, run, store_of
 from headrace.protocol import ACTION_HEADER
+from headrace.protocol.headers import append_headers
+from headrace.protocol.payloads import encode_json_payload
 from headrace.store import JournalMeta, Store
 
 TOPIC = "t"
@@ -207,3 +210,47 @@ def test_a_held_journal_is_judged_by_the_record_that_holds_it(here: Here) -> Non
     assert here.audit()[1] == []
     assert here.on(skip) is not None
     assert here.audit()[1] == []
+
+
+def test_a_journal_that_a_foreign_producer_begins_meanwhile_is_no_finding(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K15: its first record is not in its key's partition, and is replicated after the log and before the heads."""
+    here.write(1, 1, partitions=2)
+    away = 1 - partition_of(b"foreign", 2)
+    read_heads = HeadRowReader.__call__
+
+    async def begin(log: Log, store: Store) -> None:
+        headers = append_headers(1, 1, "json", None, None)
+        await log.append([NewRecord(TOPIC, b"foreign", encode_json_payload(1, b"{}"), headers, partition=away)])
+        await replicate(log, store, TOPIC)
+
+    def begin_first(reader: HeadRowReader, part: Any) -> Any:
+        here.on(begin)
+        return read_heads(reader, part)
+
+    monkeypatch.setattr(HeadRowReader, "__call__", begin_first)
+    assert here.audit(repair=True)[1] == []
+
+
+@pytest.mark.parametrize("is_poisoned_again", [False, True])
+def test_a_verdict_on_a_record_that_has_left_the_log_is_no_finding(here: Here, is_poisoned_again: bool) -> None:
+    """K15, E9: what it applied can't be known from the log that is left: repair and back-fill leave the journal."""
+    here.write(1, 1, partitions=1)
+    headers = append_headers(2, 2, "json", None, None)
+    held = NewRecord(TOPIC, b"k0", encode_json_payload(2, b"{}"), headers, partition=0)
+    poison = NewRecord(TOPIC, b"k0", b"{}", ((ACTION_HEADER, b'{"append":'),), partition=0)
+
+    async def live(log: Log, store: Store) -> None:
+        await log.append([poison, held, *([poison] if is_poisoned_again else []), held])
+        await replicate(log, store, TOPIC)
+        await log.retention.truncate(TopicPartition(TOPIC, 0), before=len(KEYS) + 2)
+        for _ in range(1 + is_poisoned_again):
+            await pass_verdict(log, store, TOPIC, "k0", skip=True)
+            await replicate(log, store, TOPIC)
+
+    here.on(live)
+    before = here.dump()
+    assert here.audit(repair=True)[1] == []
+    here.backfill()
+    assert here.dump() == before

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cassandra.cluster import Cluster
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
+from tests.cql import cql_cluster
 from tests.pipeline.test_jobs_meanwhile import Here
 from tests.suites.journal_setting import replicate
 
@@ -68,7 +68,7 @@ class Servers(Here):
         self.busy = 0
         self._kafka = kafka.address
         host, _, port = cassandra.address.partition(":")
-        self._cluster = Cluster([host], port=int(port))
+        self._cluster = cql_cluster(host, int(port))
         self._session = self._cluster.connect()
 
     def close(self) -> None:

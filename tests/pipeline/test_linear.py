@@ -12,11 +12,12 @@ from tests.pipeline.tier import Tier
 from headrace.errors import RecordsLost
 from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
 from headrace.log import Log
-from headrace.model import Event, NewRecord, TopicPartition
+from headrace.model import Event, NewRecord, Record, TopicPartition
 from headrace.pipeline import Endpoints, FindingKind, Selection, audit, backfill
 from headrace.pipeline.audits.journal_frames import shares_for, tasks_for
 from headrace.pipeline.audits.windows import TopicWindow, WindowStretch
 from headrace.pipeline.logs.offsets import encode_offsets
+from headrace.pipeline.logs.records import batch_of_records, records_of_batch
 from headrace.pipeline.logs.source import HeadraceLogSource, Slice, divided
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION
 from headrace.pipeline.spark.process import close_all, log_of, run
@@ -113,3 +114,16 @@ def test_records_that_are_removed_while_they_are_read_are_left_out(tmp_path: Pat
     with pytest.raises(RecordsLost):
         offsets(Slice(at, 2, 7), skips_removed="false")
     close_all()
+
+
+def test_a_part_of_a_batch_gives_its_own_records() -> None:
+    """K16: parts of a batch share its values; each takes its own headers, and those only."""
+    headers = [tuple((f"h{n}", b"%d" % n) for n in range(count)) for count in (0, 2, 1, 0, 3)]
+    records = [Record("t", 0, offset, 0, b"k", b"v", own) for offset, own in enumerate(headers)]
+    batch = batch_of_records(records)
+    for start in range(len(records)):
+        assert [records_of_batch(batch.slice(start, size)) for size in (0, 1, 2)] == [
+            records[start:start],
+            records[start : start + 1],
+            records[start : start + 2],
+        ]

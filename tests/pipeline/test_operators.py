@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyspark
 import pytest
+from py4j import clientserver, java_gateway
 from pyspark.errors import PySparkException
 from tests.secured.job import QUICK_JAVA
 from typer.testing import CliRunner
@@ -155,3 +158,15 @@ def test_what_was_submitted_stays(tmp_path: Path) -> None:
         check=False,
     )
     assert "told 3 UTC true local[1]" in done.stdout, done.stderr[-2000:]
+
+
+def test_an_interrupt_while_spark_works_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """FN4: py4j logs a traceback if Ctrl-C comes while a command waits for Spark; its code, 130, says it all."""
+    source = inspect.getsource(clientserver) + inspect.getsource(java_gateway)
+    with spark_sessions._without_traces_of_interrupts():
+        for message in spark_sessions._BROKEN_OFF:
+            assert f'"{message}"' in source
+            for logger in (logging.getLogger(), logging.getLogger("py4j.clientserver")):
+                logger.error(message, exc_info=KeyboardInterrupt())
+        logging.getLogger().error("another one")
+    assert [record.message for record in caplog.records] == ["another one"]

@@ -162,7 +162,7 @@ def test_everything_but_replication_works_over_spark_connect(server: str, tmp_pa
 @pytest.mark.spark
 def test_a_server_of_spark_connect_without_our_jars_is_sent_them(tmp_path: Path) -> None:
     """FP1: the server that pyspark starts has no connector for Kafka or Avro; the client sends them."""
-    run_program(tmp_path, SPARK_REMOTE="local[1]")
+    run_program(tmp_path, SPARK_REMOTE="local[1]", PYSPARK_PYTHON=sys.executable)
 
 
 def test_a_new_session_knows_the_sources(tier: Tier, topic: str) -> None:

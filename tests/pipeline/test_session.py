@@ -6,12 +6,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyspark
 import pytest
 
+from headrace.errors import UnsupportedPlatform
 from headrace.pipeline.spark import session
 from headrace.pipeline.spark.session import compiled_home
 
@@ -33,6 +35,48 @@ def test_workers_are_forked_with_everything_imported(spark: SparkSession) -> Non
     assert package == pyspark.__file__  # and not one in a zip, which is compiled anew by each process
     assert "headrace.pipeline.spark.worker_daemon" in daemon
     assert has_libraries
+
+
+def test_a_connect_server_whose_workers_lack_headrace_is_told_before_a_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FP1: the server that a program starts itself takes python3 of the PATH; the sentence says what to set."""
+    client: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    environ = {"PATH": str(tmp_path)}
+    monkeypatch.setattr("pyspark.SparkContext._jvm", SimpleNamespace(System=SimpleNamespace(getenv=environ.get)))
+    session.provide_interpreter(client)  # a server of somebody else's: nothing is known of its workers
+    monkeypatch.setenv("SPARK_LOCAL_REMOTE", "1")
+    with pytest.raises(UnsupportedPlatform, match=r"found no python3; .* PYSPARK_PYTHON=.*python"):
+        session.provide_interpreter(client)
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o700)
+    with pytest.raises(UnsupportedPlatform, match=f"found {other}; restart this program with PYSPARK_PYTHON="):
+        session.provide_interpreter(client)
+    environ["PYSPARK_PYTHON"] = sys.executable
+    session.provide_interpreter(client)
+
+
+def test_a_session_starts_where_the_environment_names_a_server_of_spark_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FP1: Spark ends at once beside such a name; commands start their own, and the name is there again afterwards."""
+
+    def launch(_: object) -> None:
+        raise LookupError([name for name in os.environ if name in ("SPARK_REMOTE", "SPARK_API_MODE")])
+
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    monkeypatch.setenv("SPARK_API_MODE", "connect")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr(session, "is_submitted", lambda _: False)
+    for name, value in (("_launch", launch), ("_jars", lambda *_: []), ("_started", [])):
+        monkeypatch.setattr(session, name, value)
+    with pytest.raises(LookupError) as seen:
+        session.spark_session()
+    assert seen.value.args == ([],)
+    assert os.environ["SPARK_REMOTE"] == "sc://127.0.0.1:1"
 
 
 def test_a_home_is_made_of_links_and_left_behind_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,51 @@ def test_a_log_that_was_cut_tells_enough(scene: Scene) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("is_begun_again", [False, True])
+def test_rows_of_a_journal_that_was_purged_stay_though_the_log_was_cut(scene: Scene, is_begun_again: bool) -> None:
+    """K15, T9: no row of the journal says any more which appends counted; those with rows in views did."""
+
+    async def work() -> None:
+        log, _, journal = await scene.open()
+        first = await journal.append("old", [Event(1, 1, ("a",))])
+        await journal.append("old", [Event(2, 2, ("a",)), Event(3, 3, ("a", "b"))])
+        await journal.append("old", [Event(4, 4, ("b",))])
+        await journal.purge("old")
+        if is_begun_again:
+            await journal.append("old", [Event(n, n, ("a",)) for n in range(1, 6)])
+        await scene.replicate()
+        await log.retention.truncate(TopicPartition(TOPIC, first.partition), before=first.offset + 1)
+        before = [await scene.rows(tag) for tag in "ab"]
+        assert [str(found) for found in await scene.audit()] == []
+        await scene.audit(repair=True)
+        assert [await scene.rows(tag) for tag in "ab"] == before
+
+    run(work())
+
+
+def test_an_append_that_did_not_count_gets_no_row_though_the_log_was_cut(scene: Scene) -> None:
+    """K15, T9: the journal's rows were purged, and only the views can tell that the append came too late."""
+
+    async def work() -> None:
+        log, _, journal = await scene.open()
+        first = await journal.append("old", [Event(n, n, ("a",)) for n in range(1, 6)])
+        await (await scene.open())[2].append("old", [Event(2, "void", ("a",))])
+        await journal.append("old", [Event(6, 6, ("a",))])
+        await journal.delete("old", to=1)
+        await journal.purge("old")
+        await scene.replicate()
+        await log.retention.truncate(TopicPartition(TOPIC, first.partition), before=first.offset + 1)
+        rows = await scene.rows("a")
+        assert [row.seq_nr for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert [str(found) for found in await scene.audit()] == []
+        await scene.audit(repair=True)
+        assert await scene.rows("a") == rows
+        TagSql(scene).remove(rows[-1])  # type: ignore[arg-type]
+        assert named(await scene.audit()) == {("old", FindingKind.TAG_ROW_MISSING, 6, "a")}
+
+    run(work())
+
+
 @pytest.mark.parametrize("is_grown_first", [True, False])
 def test_a_tag_that_was_filled_is_judged_by_the_cuts_of_its_own_partitions(scene: Scene, is_grown_first: bool) -> None:
     """FT11: journals that moved before a fill, or after it: nothing is wrong with what the fill left."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from tests.suites.projections import ProjectionConformance
 from tests.suites.tags_setting import Scene, TagSetting
 
 from headrace.errors import BadArgument, HandlerCommitted, HandlerFailed
-from headrace.projection import Projection, ProjectionRunner, open_target
+from headrace.projection import Projection, ProjectionRunner, Recovery, open_target
 from headrace.projection.slots import below, earliest, moved, owned, slot_of
 from headrace.services import RunningService
 from headrace.tags import TaggedEvent, TagOffset
@@ -143,6 +144,32 @@ class TestAsynchronous(Embedded, TagSetting):
             assert [n for (n,) in await connection.execute(text("SELECT number FROM seen"))] == [1, 2]
         await engine.dispose()
 
+    async def test_an_asynchronous_handler_needs_an_asynchronous_engine(self, scene: Scene, tmp_path: Path) -> None:
+        """On a blocking engine nobody would await it: it is refused, and one that does not look asynchronous stops
+        the projection before the event, whatever its recovery says."""
+        await scene.append("a", 1)
+        engine = create_engine(f"sqlite:///{tmp_path / 'blocking.db'}")
+        seen: list[str] = []
+
+        async def handle(connection: Connection, event: TaggedEvent) -> None:
+            seen.append(event.id)
+
+        async def reset(connection: Connection) -> None: ...
+
+        with pytest.raises(BadArgument, match="asynchronous and its engine is not"):
+            open_target(Projection("async", scene.tag, handle, database=engine), scene.store.settings)
+        with pytest.raises(BadArgument, match="reset is"):
+            open_target(Projection("async", scene.tag, print, database=engine, reset=reset), scene.store.settings)
+        hidden = Projection("async", scene.tag, lambda *args: handle(*args), database=engine, recovery=Recovery("skip"))
+        target = open_target(hidden, scene.store.settings)
+        with pytest.raises(BadArgument, match="asynchronous and its engine is not"):
+            await ProjectionRunner(hidden, scene.queries, target).catch_up()
+        plain = Projection("async", scene.tag, lambda _, event: seen.append(event.id), database=engine)
+        target = open_target(plain, scene.store.settings)
+        assert await ProjectionRunner(plain, scene.queries, target).catch_up() == 1
+        assert seen == ["a"]
+        engine.dispose()
+
     async def test_a_database_can_be_named_by_its_url(self, scene: Scene, tmp_path: Path) -> None:
         """The engine is made and let go of."""
         await scene.append("a", 1)
@@ -180,6 +207,22 @@ def test_impossible_projections_are_refused(wrong: dict[str, Any]) -> None:
     """The error names the argument."""
     with pytest.raises(BadArgument, match=next(iter(wrong))):
         Projection(**{"name": "a", "tag": "t", "handler": print, **wrong})
+
+
+def test_generators_are_no_handlers() -> None:
+    """A yield in a handler makes a generator of it, whose code would never run: each event would count as handled."""
+
+    def generate(*_: object) -> Iterator[int]:
+        yield 1
+
+    async def generate_async(*_: object) -> AsyncIterator[int]:
+        yield 1
+
+    for wrong in (generate, generate_async):
+        with pytest.raises(BadArgument, match=r"handler is .* generator"):
+            Projection("a", "t", wrong)
+        with pytest.raises(BadArgument, match=r"reset is .* generator"):
+            Projection("a", "t", print, reset=wrong)
 
 
 def test_a_slot_that_has_not_begun_starts_all_over() -> None:

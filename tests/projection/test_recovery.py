@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.suites.tags_views import TABLES
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
 from headrace.model import NewRecord
-from headrace.projection import Projection, ProjectionRunner, Recovery, current_delivery, open_target, rebuild
+from headrace.projection import Projection, ProjectionRunner, Recovery, claims, current_delivery, open_target, rebuild
 from headrace.projection import store_target as beside
 from headrace.projection.operations import replay_letters, wait_until_handled
 from headrace.projection.store_target import StoreTarget
@@ -154,6 +156,84 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
 
+    @pytest.mark.parametrize("grouped", [False, True])
+    async def test_a_time_limit_around_a_plain_function_is_a_time_out(self, scene: Scene, *, grouped: bool) -> None:
+        """A limit that ends while the handler's thread runs raises TimeoutError, and what was handled is not
+        repeated."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(None)
+
+        def handle(argument: Any) -> None:
+            events = argument if grouped else [argument]
+            if not limit.expired():
+                loop.call_soon_threadsafe(limit.reschedule, loop.time())
+                _wait_in_thread(limit.expired)
+            seen.extend(event.seq_nr for event in events)
+
+        projection = _projection(scene, handle, grouped=grouped, batch_size=2)
+        with pytest.raises(TimeoutError):
+            async with limit:
+                await _catch_up(scene, projection)
+        assert seen == ([1, 2] if grouped else [1])
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("kind", ["function", "coroutine", "object", "group"])
+    async def test_a_time_limit_at_any_moment_is_a_time_out_and_repeats_nothing(self, scene: Scene, kind: str) -> None:
+        """Whatever a worker is doing when its time is up, the caller gets TimeoutError and nothing else, and the next
+        worker goes on without waiting for a lease."""
+        for n in range(1, 31):
+            await scene.append(f"k{n % 3}", (n + 2) // 3)
+        dice, seen = random.Random(kind), list[tuple[str, int]]()
+
+        def note(argument: Any) -> None:
+            seen.extend((event.id, event.seq_nr) for event in (argument if kind == "group" else [argument]))
+
+        async def note_later(event: TaggedEvent) -> None:
+            note(event)
+
+        handler = {"coroutine": note_later, "object": lambda event: note_later(event)}.get(kind, note)
+        options = {"batch_size": 3, "save_every": 2, "lease_s": 1000.0, "grouped": kind == "group"}
+        projection = _projection(scene, handler, **options)
+        async with asyncio.timeout(60):
+            for _ in range(25):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(dice.uniform(0.0, 0.04)):
+                        await _catch_up(scene, projection)
+            await _catch_up(scene, projection)
+        assert sorted(seen) == sorted((f"k{n % 3}", (n + 2) // 3) for n in range(1, 31))
+
+    async def test_work_that_a_plain_function_left_to_be_awaited_is_not_counted_as_done(self, scene: Scene) -> None:
+        """A handler that is an object with an asynchronous call returns its work from the thread: a worker that is
+        stopped at that moment has not done it, and the event comes again."""
+        await scene.append("a", range(1, 4))
+        seen: list[int] = []
+        loop, is_first, reached, goes_on = asyncio.get_running_loop(), True, asyncio.Event(), threading.Event()
+
+        async def work(event: TaggedEvent) -> None:
+            seen.append(event.seq_nr)
+
+        def handle(event: TaggedEvent) -> Any:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                loop.call_soon_threadsafe(reached.set)
+                goes_on.wait(20)
+            return work(event)
+
+        projection = _projection(scene, handle)
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(working, return_exceptions=True)
+        assert working.cancelled()
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3]
+
     @pytest.mark.parametrize("nth", [1, 2, 3, 4])
     async def test_a_worker_can_be_stopped_while_it_stores(self, scene: Scene, nth: int) -> None:
         """Stopped while it claims its slots, stores an offset or lets go of the slots: the worker ends, what it did is
@@ -173,6 +253,69 @@ class TestWithoutADatabase(Embedded, TagSetting):
             assert working.cancelled()
             await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_worker_that_is_stopped_at_the_end_of_a_batch_lets_go_of_its_slots(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Stopped when all events of the batch are handled: they are stored, and nobody has to wait for its lease."""
+        await scene.append("a", range(1, 4))
+        seen: list[int] = []
+        projection = _projection(scene, lambda event: seen.append(event.seq_nr), lease_s=1000.0)
+        stop = claims._stop
+
+        async def stop_both(beating: asyncio.Task[None]) -> None:
+            working.cancel()
+            await stop(beating)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(claims, "_stop", stop_both)
+            working = asyncio.ensure_future(_catch_up(scene, projection))
+            await asyncio.wait([working])
+        assert working.cancelled()
+        async with asyncio.timeout(5):
+            await _catch_up(scene, projection)
+        assert seen == [1, 2, 3]
+
+    @pytest.mark.parametrize("when", ["reported", "leaving"])
+    async def test_a_worker_that_is_stopped_at_any_moment_is_not_reported_any_more(
+        self, scene: Scene, when: str
+    ) -> None:
+        """Stopped right after its first report, or stopped twice: no slots are left to it until its lease ends."""
+        projection = _projection(scene, print, lease_s=1000.0)
+        settings = scene.store.settings
+
+        class Cancelling:
+            """Settings that cancel the worker when its report is stored."""
+
+            get, all = settings.get, settings.all
+
+            async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+                is_stored = await settings.put(key, value, expected=expected)
+                if when == "reported" and not is_reported.is_set():
+                    working.cancel()
+                is_reported.set()
+                await asyncio.sleep(0)
+                return is_stored
+
+        is_reported = asyncio.Event()
+        attendance = Attendance(Control(Cancelling(), projection.name), projection, None, SYSTEM_CLOCK)
+
+        async def work() -> None:
+            async with attendance.open(lambda: None):
+                await asyncio.Event().wait()
+
+        working = asyncio.ensure_future(work())
+        await is_reported.wait()
+        if when == "leaving":
+            await _until(lambda: attendance.plan.slots != (), True)
+            working.cancel()
+            await asyncio.sleep(0)
+            working.cancel()
+        await asyncio.wait([working])
+        assert working.cancelled()
+        async with asyncio.timeout(20):
+            while await Control(settings, projection.name).workers():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     async def test_a_second_worker_waits_for_the_first(self, scene: Scene) -> None:
         """FT3: two workers with the same slots don't handle an event at the same time, nor twice."""
@@ -623,6 +766,13 @@ async def _write_with_a_gap(scene: Scene) -> None:
 
 def _projection(scene: Scene, handler: Callable[..., Any], **options: Any) -> Projection:
     return Projection(scene.tag, scene.tag, handler, **options)
+
+
+def _wait_in_thread(is_so: Callable[[], bool]) -> None:
+    """Wait in a thread until a condition holds, 20 s at most."""
+    ends_s = time.monotonic() + 20
+    while not is_so() and time.monotonic() < ends_s:
+        time.sleep(0.001)
 
 
 def _runner(scene: Scene, projection: Projection) -> ProjectionRunner:

@@ -6,6 +6,7 @@ import uuid
 import warnings
 
 import pytest
+from tests.cql import cql_cluster
 
 from headrace.services import RunningService
 
@@ -53,9 +54,7 @@ def test_cassandra_selects_what_was_inserted(cassandra: RunningService) -> None:
     """A row written with cassandra-driver is read again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the driver's import uses what newer Pythons deprecate
-        from cassandra.cluster import Cluster
-
-        cluster = Cluster([cassandra.host], port=cassandra.port)
+        cluster = cql_cluster(cassandra.host, cassandra.port)
         session = cluster.connect()
     try:
         session.execute("CREATE KEYSPACE k WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")

@@ -8,11 +8,11 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
-from headrace.state import OrderedKeys
+from headrace.state import OrderedKeys, index_row
 from headrace.state.keys import after_prefix, decode_parts, encode_parts
 
 INTS = st.integers(-(2**64) + 1, 2**64 - 1)
@@ -37,6 +37,19 @@ def test_compound_keys_come_back_and_keep_their_order(data: st.DataObject) -> No
     assert decode_parts(encode_parts(left)) == left
     assert (encode_parts(left) < encode_parts(right)) == (_comparable(left) < _comparable(right))
     assert (encode_parts(left) == encode_parts(right)) == (left == right)
+
+
+_SHORT = st.text("\x00\x02a", max_size=3)
+_VALUES = st.lists(_SHORT | st.binary(max_size=2) | st.integers(-1, 300), max_size=3).map(tuple)
+_KEYS = st.lists(st.sampled_from([b"\x00", b"\x01", b"\x02", b"\x15", b"\xff", b"a"]), max_size=6).map(b"".join)
+
+
+@settings(max_examples=300)
+@given(_VALUES, _VALUES, _KEYS)
+def test_a_row_of_an_index_has_one_meaning(left: tuple[Any, ...], right: tuple[Any, ...], key: bytes) -> None:
+    """S1: whatever the values of an index and the bytes of the keys, the row of a value and a key begins with no other
+    value, so that two different pairs have different rows."""
+    assert (index_row("i", left) + key).startswith(index_row("i", right)) == (left == right)
 
 
 def _comparable(key: tuple[Any, ...]) -> tuple[Any, ...]:

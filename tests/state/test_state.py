@@ -28,7 +28,8 @@ from headrace.errors import (
 )
 from headrace.model import Cleanup, NewRecord, Position, TopicConfig, TopicPartition, partition_of
 from headrace.serde import open_registry
-from headrace.state import JsonValues, StatePartition, StateSpec
+from headrace.state import JsonValues, StatePartition, StateSpec, declaration
+from headrace.state.keys import encode_parts
 from headrace.testing.conformance.log_setting import read_all
 from headrace.testing.crashes import recording
 
@@ -808,6 +809,53 @@ async def test_unique_values_are_refused_within_a_partition(embedded: Any) -> No
     embedded.clock.advance(61)
     await state.put("hal", Person("Hal", "a@x"))
     assert [key for key, _ in (await state.find("email", "a@x")).items] == ["hal"]
+
+
+async def test_a_key_is_not_taken_for_a_part_of_the_value_before_it(embedded: Any) -> None:
+    """S1: in a row of an index the key follows the value: keys of bytes that look like the rest of a longer text, or
+    like another part, stay apart from those that have the longer value."""
+    pairs = {
+        b"\xffb\x00k": ("a",),
+        b"k": ("a\x00b",),
+        b"\x02c\x00k": ("a",),
+        b"\x00k": ("a", "c"),
+        b"\xff": ("a",),
+    }
+    of_key: dict[bytes, tuple[str, ...]] = {}
+    kinds = {"by_path": lambda value: tuple(value.split("/"))}
+    spec = embedded.spec(key=bytes, value=str, index=kinds)
+    unique = embedded.spec("unique", key=bytes, value=str, unique=kinds)
+    state = (await embedded.owned(spec)).state(spec)
+    for key, parts in pairs.items():
+        await state.put(key, "/".join(parts))
+        of_key[key] = parts
+        for value in set(pairs.values()):
+            found = [each for each, _ in (await state.find("by_path", value)).items]
+            assert found == sorted(each for each, its in of_key.items() if its == value)
+    await state.delete(b"k")
+    assert [each for each, _ in (await state.find("by_path", "a")).items] == [b"\x02c\x00k", b"\xff", b"\xffb\x00k"]
+    alone = (await embedded.owned(unique)).state(unique)
+    await alone.put(b"k", "a\x00b")
+    await alone.put(b"\xffb\x00k", "a")
+    with pytest.raises(NotUnique):
+        await alone.put(b"other", "a\x00b")
+
+
+async def test_rows_of_an_older_format_are_made_again(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: a folder whose index rows have no end behind the value is rebuilt; one without indexes is not."""
+    spec = embedded.spec("old", value=str, index={"by_value": lambda value: value})
+    plain = embedded.spec("plain", value=str)
+    with monkeypatch.context() as before:
+        before.setattr(declaration, "INDEX_FORMAT", 1)
+        before.setattr(declaration, "index_row", lambda index, value: index.encode() + b"\0" + encode_parts((value,)))
+        old = StateSpec(name="old", topic=spec.topic, key=str, value=str, index=spec.index)
+        partition = await embedded.owned(old, store="rocksdb")
+        await partition.state(old).put("k", "a")
+        await partition.close()
+        layout = StateSpec(name="plain", topic=plain.topic, key=str, value=str).layout
+    partition = await embedded.open(spec, store="rocksdb")
+    assert [key for key, _ in (await partition.state(spec).find("by_value", "a")).items] == ["k"]
+    assert plain.layout == layout
 
 
 async def test_other_indexes_rebuild_the_copy(embedded: Any) -> None:

@@ -7,7 +7,9 @@ from tests.suites.journal_clients import Clients
 from tests.suites.journal_economy import Economy
 from tests.suites.journal_growth import Growth
 from tests.suites.journal_holds import Holds
+from tests.suites.journal_ids import ListedIds
 from tests.suites.journal_limits import Limits
+from tests.suites.journal_live import LiveReading
 from tests.suites.journal_made_again import TopicsMadeAgain
 from tests.suites.journal_quarantine import Quarantine
 from tests.suites.journal_retention import KeptRecords
@@ -30,6 +32,8 @@ class JournalConformance(
     AppendIds,
     Holds,
     Limits,
+    ListedIds,
+    LiveReading,
     EventualStore,
     SnapshotRing,
     JournalTokens,

@@ -11,6 +11,7 @@ from tests.suites.tags_scattering import ScatteredStore, WriteTimedOut, last_row
 from tests.suites.tags_setting import DAY_MS, Scene, TagSetting, ids, ids_on, numbers_of, take
 
 from headrace.errors import BadArgument, TagGap, TagsDisabled, WrongBucketSize
+from headrace.model import Bounds, TopicPartition
 from headrace.tags import TagOffset
 from headrace.testing.conformance.store_rows import counted
 from headrace.testing.plugin import Size
@@ -68,6 +69,40 @@ class TagQueryConformance(TagSetting):
         events = paged.queries.events(scene.tag)
         assert ids([await anext(events), await anext(events)]) == ["a1", "a2"]
         assert ids([event async for event in events]) == ["a3", "a4"]
+
+    async def test_an_end_between_two_appends_hides_nothing(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """T4, T5: partitions' ends are found one by one; an event behind one of them comes before later ones of others.
+
+        As it does behind the end of an open transaction. All are replicated while the query reads the views.
+        """
+        paged = scene.again(page_size=3)
+        for n in range(1, 9):
+            await scene.append("a", n)
+        await scene.read()  # the Marks that it needs are written now
+        await scene.replicate()
+        asked: list[TopicPartition] = []
+        bounds = scene.log.bounds
+
+        async def bounds_beside_a_writer(at: TopicPartition) -> Bounds:
+            if at.topic == scene.topic and at not in asked:
+                asked.append(at)
+                if len(asked) == 4:  # the query knows the ends of the three other partitions
+                    await scene.append(ids_on(asked[0].partition, 1)[0], 1, at_ms=scene.now_ms + 10)
+                    await scene.append(ids_on(at.partition, 1)[0], 1, at_ms=scene.now_ms + 20)
+            return await bounds(at)
+
+        events = paged.queries.events(scene.tag)
+        monkeypatch.setattr(scene.log, "bounds", bounds_beside_a_writer)
+        given = [await anext(events)]
+        assert len(asked) == 4
+        await scene.read()
+        await scene.replicate()
+        given += [event async for event in events]
+        behind, last = ids_on(asked[0].partition, 1)[0], ids_on(asked[3].partition, 1)[0]
+        assert ids(given) == [f"a{n}" for n in range(1, 9)] + [f"{behind}1", f"{last}1"]
+        assert given == await scene.read()
 
     @pytest.mark.parametrize("is_replicated", [True, False])
     async def test_resuming_is_exclusive(self, scene: Scene, is_replicated: bool) -> None:

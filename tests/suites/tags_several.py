@@ -14,6 +14,7 @@ from headrace.errors import BadArgument, TagGap
 from headrace.model import Event
 from headrace.store import TagTime
 from headrace.tags import TaggedEvent, TagOffset
+from headrace.tags.merge import Merge
 from headrace.tags.several import PlaceWatch, merge_tags
 
 __all__ = ["SeveralTagsConformance"]
@@ -83,6 +84,40 @@ class SeveralTagsConformance(TagSetting):
         assert ids(await follower.next()) == [f"{PIDS[2]}1"]
         assert await follower.is_silent(0.05)
         await _until(lambda: watch.passed.log_time_ms == scene.now_ms + 1)
+        await follower.stop()
+
+    async def test_a_query_that_has_given_all_rests_until_it_is_asked(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """T34: an event that was written after it began, and that nothing holds up, does not keep it busy."""
+        passes = 0
+        wait = Merge._wait
+
+        async def count(merge: Merge) -> None:
+            nonlocal passes
+            passes += 1
+            assert passes < 1000, "it goes round without a rest"
+            await wait(merge)
+
+        await scene.append(PIDS[0], 1, ["a"])
+        watch = PlaceWatch()
+        follower = Follower(scene.queries.watched(f"{scene.tag}-a", None, watch, live=False))
+        assert ids(await follower.next()) == [f"{PIDS[0]}1"]
+        assert await follower.is_silent(0.01)
+        await _until(lambda: watch.is_spent)
+        monkeypatch.setattr(Merge, "_wait", count)
+        at = await scene.append(PIDS[0], 2, ["a"])
+        place = TagTime(scene.now_ms, 0, 0, at.offset)
+        for pid in PIDS:
+            await scene.append(pid, 3, ["c"], at_ms=scene.now_ms + 1000)
+        live = scene.again().follow("c")  # in another process: Marks of its own would move the end of the query
+        assert len(await live.next(4)) == 4  # all partitions have been read
+        await live.stop()
+        assert await follower.is_silent(0.05)
+        watch.want(place._replace(log_time_ms=place.log_time_ms + 1))
+        assert ids(await follower.next()) == [f"{PIDS[0]}2"]
+        assert await follower.is_silent(0.01)
+        await _until(lambda: watch.passed.log_time_ms == place.log_time_ms + 1)
         await follower.stop()
 
     async def test_a_query_that_ends_gives_what_comes_before_its_last_event(self, scene: Scene) -> None:

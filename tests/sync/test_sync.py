@@ -17,7 +17,7 @@ from tests.keyspace.accounts import Accounts, Customer, Deposit
 
 import headrace.sync
 from headrace.engine import Failed
-from headrace.errors import BadArgument, Closed, IncompatibleSchema, WrongSeqNr
+from headrace.errors import BadArgument, Closed, IncompatibleSchema, JournalPurged, WrongSeqNr
 from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import LoopThread
@@ -267,3 +267,28 @@ def test_a_script_can_send_commands_and_use_a_keyspace(tmp_path: Path) -> None:
             assert next(changes).value == Customer("Riga", "b@b")
             accounts.delete("customers", "b", expected=accounts.read("customers", "b").version)
             assert next(changes).value is None
+
+
+def test_a_journal_can_be_followed(tmp_path: Path) -> None:
+    """A live read blocks until the next event; a half-used one is closed with the connection."""
+    with headrace.sync.connect(f"embedded:{tmp_path}") as hr:
+        accounts = hr.journal("accounts")
+        accounts.append("a", [Event(1)])
+        half, events = accounts.read("a", live=True), accounts.read("a", live=True, to_seq_nr=3)
+        assert next(half).seq_nr == next(events).seq_nr == 1
+        accounts.append("a", [Event(2), Event(3), Event(4)])
+        assert [event.seq_nr for event in events] == [2, 3]
+        assert next(half).seq_nr == 2
+        accounts.purge("a")
+        with pytest.raises(JournalPurged):
+            list(half)
+        waiting = accounts.read("b", live=True, to_seq_nr=1)
+        writing = threading.Thread(target=accounts.append, args=("b", [Event(1)]))
+        writing.start()
+        assert [event.seq_nr for event in waiting] == [1]
+        writing.join()
+        assert list(accounts.ids(unreplicated=True)) == ["b"]
+        live = accounts.ids(live=True)
+        assert next(live) == "b"
+        accounts.append("c", [Event(1)])
+        assert next(live) == "c"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
-from cassandra.cluster import Cluster
+from tests.cql import cql_cluster
 from tests.suites.journal_setting import replicate
 from tests.suites.tags_filling import TagFillConformance
 from tests.suites.tags_following import TagFollowingConformance
@@ -127,7 +127,7 @@ class TestServedLoss(Servers, TagLossConformance):
 
 
 def _truncate(cassandra: RunningService, tables: Sequence[str]) -> None:
-    cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
+    cluster = cql_cluster(cassandra.host, cassandra.port)
     try:
         session = cluster.connect()
         for table in tables:
@@ -154,7 +154,7 @@ async def test_disabled_tags_leave_no_tables(kafka: RunningService, cassandra: R
 
 
 def _tables(cassandra: RunningService, keyspace: str) -> list[str]:
-    cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
+    cluster = cql_cluster(cassandra.host, cassandra.port)
     try:
         query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
         return [name for (name,) in cluster.connect().execute(query, (keyspace,))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -187,7 +188,18 @@ class Headrace:
         return self._node.engine(engine)
 
     async def close(self) -> None:
-        """Close everything that was opened on the log and the store, then these."""
+        """Close everything that was opened on the log and the store, then these.
+
+        A caller that is cancelled meanwhile waits until all is closed; what stayed open would keep its threads.
+        """
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            raise
+
+    async def _close(self) -> None:
         if self._head_cache is not None:
             await self._head_cache.close()
         await self.registry.close()

@@ -7,6 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -96,6 +97,9 @@ def read(
     id_: Id,
     from_seq_nr: Annotated[int, typer.Option("--from", help="The first seq_nr to print.")] = 1,
     to_seq_nr: Annotated[int | None, typer.Option("--to", help="The last seq_nr to print.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue with new events, until --to or until interrupted.")
+    ] = False,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
@@ -107,9 +111,15 @@ def read(
 
     async def run(hr: Headrace) -> None:
         count = 0
-        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr, to_seq_nr=to_seq_nr):
-            _print_event(event, as_json)
-            count += 1
+        if follow:
+            await _is_missing(hr, topic)
+        journal = hr.journal(topic, read_only=True)
+        async with aclosing(journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr, live=follow)) as events:
+            async for event in events:
+                _print_event(event, as_json)
+                count += 1
+        if count == 0 and follow:
+            return
         if count == 0 and not await _is_missing(hr, topic) and not as_json:
             typer.echo(f"{id_} has no events from {from_seq_nr} on", err=True)
 
@@ -185,16 +195,35 @@ def purge(
 
 
 @app.command("ids")
-def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+def ids(
+    topic: Topic,
+    unreplicated: Annotated[
+        bool, typer.Option("--unreplicated", help="Read the log too: all journals, replicated or not.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="List all, and continue with new ones until interrupted.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after this number of ids.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
     """List the ids of the journals that replication has reached.
 
     Example: headrace journal ids accounts
     """
 
     async def run(hr: Headrace) -> None:
-        async for found in hr.journal(topic, read_only=True).ids():
-            answer(found, as_json=as_json, id=found)
-        if not await _is_missing(hr, topic):
+        if follow:
+            await _is_missing(hr, topic)
+        count = 0
+        async with aclosing(hr.journal(topic, read_only=True).ids(unreplicated=unreplicated, live=follow)) as ids:
+            async for found in ids:
+                answer(found, as_json=as_json, id=found)
+                count += 1
+                if count == limit:
+                    return
+        if not await _is_missing(hr, topic) and not unreplicated:
             await tell_unreplicated(hr, [topic])
 
     with_headrace(address, store, run)

@@ -73,10 +73,9 @@ def run(
     if grpc is not None and not any(isinstance(part, Engine) for part in parts):
         raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
 
-    if http is not None:
-        host_and_port(http, "--http")
-    if grpc is not None:
-        host_and_port(grpc, "--grpc")
+    for option, given in (("--listen", listen), ("--http", http), ("--grpc", grpc)):
+        if given is not None:
+            host_and_port(given, option)
     raise_open_files()
 
     async def use(hr: Headrace) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import FrameType
+from functools import partial
 from typing import IO, TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -63,12 +65,13 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
         raise MissingExtra("pyspark", "pipeline") from error
     run(_ask(endpoints))
     is_own = SparkSession.getActiveSession() is None
-    with _in_one_line(name):
+    with _in_one_line(name), _without_traces_of_interrupts():
         watcher = Terminal(Console(stderr=True))
-        with _noting_interrupts() as interrupts:
+        with _noting_interrupts() as has_come:
             spark = spark_session(settings.pipeline, name=name, watcher=watcher, endpoints=endpoints)
+            is_interrupted = has_come()
         try:
-            if interrupts:
+            if is_interrupted:
                 raise KeyboardInterrupt  # what starts Spark has swallowed it
             if is_own and not _is_verbose():
                 spark.sparkContext.setLogLevel("OFF")  # the errors that commands print say what failed
@@ -80,22 +83,57 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
 
 
 @contextmanager
-def _noting_interrupts() -> Iterator[list[int]]:
-    """Yield the list of interrupts that come within the block; each of them is raised there, as ever."""
-    came: list[int] = []
+def _noting_interrupts() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True if Ctrl-C came within the block, whoever handles or swallows it.
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        signal.default_int_handler(number, frame)
+    Spark sets a handler of its own while it starts, so that another handler would not see all of them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    noted, notes = socket.socketpair()
+    with noted, notes:
+        noted.setblocking(False)
+        notes.setblocking(False)
+        before = signal.set_wakeup_fd(notes.fileno(), warn_on_full_buffer=False)
+        try:
+            yield partial(_has_come, noted)
+        finally:
+            signal.set_wakeup_fd(before)
 
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:
-        signal.signal(signal.SIGINT, note)
+
+def _has_come(noted: socket.socket) -> bool:
     try:
-        yield came
+        return signal.SIGINT in noted.recv(4096)
+    except BlockingIOError:
+        return False
+
+
+# What py4j logs, with tracebacks, when Ctrl-C breaks off a call; what failed is raised, too.
+_BROKEN_OFF = frozenset(
+    {
+        "KeyboardInterrupt while sending command.",
+        "Exception while sending command.",
+        "Exception occurred while shutting down connection",
+    }
+)
+
+
+@contextmanager
+def _without_traces_of_interrupts() -> Iterator[None]:
+    """Drop the tracebacks that py4j logs if Ctrl-C comes while Spark works, unless tracebacks are wanted."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return record.msg not in _BROKEN_OFF or _is_verbose()
+
+    loggers = [logging.getLogger(), logging.getLogger("py4j.clientserver")]
+    for logger in loggers:
+        logger.addFilter(is_wanted)
+    try:
+        yield
     finally:
-        if is_default and signal.getsignal(signal.SIGINT) is note:  # Spark may have set its own
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for logger in loggers:
+            logger.removeFilter(is_wanted)
 
 
 @contextmanager

@@ -265,7 +265,7 @@ class Router:
             raise Closed("the router")
         deadline_s = self._loop.time() + timeout_s if deadline_s is None else deadline_s
         attempts, trail, last = Attempts(number=request.attempt), Trail(self._loop.time()), failed
-        if ticket is not None and ticket.must_wait:
+        if ticket is not None and ticket.must_wait and failed is None:  # else it waits below, when it was judged
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
         while True:
             if last is not None:

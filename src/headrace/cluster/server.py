@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from headrace.access import host_and_port
 from headrace.cluster.frames import GATHER_BYTES, Frame, FrameKind, encode_error, encode_frame, frames_in
 from headrace.cluster.transport import (
     CLUSTER,
@@ -58,9 +59,12 @@ class NodeServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Listen. Raises NodeListenFailed if the address can't be used."""
+        """Listen. Raises BadArgument for what is no address, and NodeListenFailed if it can't be used."""
         grpc = grpc_library()
         settings = self._settings
+        host_and_port(settings.listen, "cluster.listen")  # gRPC takes port 99999 for 34463, and none for 443
+        if settings.advertise is not None:
+            host_and_port(settings.advertise, "cluster.advertise")
         self._server = grpc.aio.server(options=server_options(max_message_bytes=settings.max_message_bytes))
         serve = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {STREAM: serve}),))

@@ -63,7 +63,7 @@ class EngineClient(Generic[S]):
         self._is_open = False
         self._opening = asyncio.Lock()
         self._newest: dict[int, BatchName] = {}
-        self._first_attempts: OrderedDict[tuple[str, str], BatchName | None] = OrderedDict()
+        self._first_attempts = _FirstAttempts()
 
     def aggregate(self, aggregate_id: str) -> Aggregate[S]:
         """Return an aggregate, whether it exists or not. Raises BadArgument for an id that none can have."""
@@ -83,8 +83,13 @@ class EngineClient(Generic[S]):
                 answer = await self._send_traced(partition, request, timeout_s)
             else:
                 answer = await self._router().send(partition, _traced(request), timeout_s=timeout_s)
+        except HeadraceError as error:
+            if getattr(error, "outcome_known", True):
+                self._first_attempts.end(request)
+            raise
         finally:
             self._route_times.observe_soon(time.perf_counter() - began_s)
+        self._first_attempts.end(request)
         self._learn(partition, answer.since)
         try:
             return await self._result(answer)
@@ -134,16 +139,11 @@ class EngineClient(Generic[S]):
 
         Without it, a retry that comes after its id was forgotten would look like a new command.
         """
-        key = (request.aggregate, str(request.command_id))
-        is_first = key not in self._first_attempts
-        if is_first:
-            known = self._newest.get(self._partition(request.aggregate))
-            if known is None:
-                known = since_of((await self.read(request.aggregate, timeout_s)).since)
-            self._first_attempts[key] = known
-            if len(self._first_attempts) > _FIRST_ATTEMPTS:
-                self._first_attempts.popitem(last=False)
-        return msgspec.structs.replace(request, since=self._first_attempts[key], is_first=is_first)
+        known = self._newest.get(self._partition(request.aggregate))
+        if known is None and request not in self._first_attempts:
+            known = since_of((await self.read(request.aggregate, timeout_s)).since)
+        since, is_first = self._first_attempts.begin(request, known)
+        return msgspec.structs.replace(request, since=since, is_first=is_first)
 
     def _partition(self, aggregate: str) -> int:
         return self._router().partition(self.engine.name, aggregate.encode())
@@ -152,6 +152,49 @@ class EngineClient(Generic[S]):
         known = self._newest.get(partition)
         if known is None or since > known:
             self._newest[partition] = since
+
+
+class _FirstAttempts:
+    """What was known before the first attempts of commands with ids, by aggregate and id.
+
+    Those that were answered are dropped first: callers repeat the others, and an id that is unknown here seems new.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, str | None], BatchName | None] = OrderedDict()
+        self._ended: OrderedDict[tuple[str, str | None], BatchName | None] = OrderedDict()
+
+    def __contains__(self, request: CommandRequest) -> bool:
+        key = (request.aggregate, request.command_id)
+        return key in self._open or key in self._ended
+
+    def begin(self, request: CommandRequest, known: BatchName | None) -> tuple[BatchName | None, bool]:
+        """Return what was known before the first attempt, and whether that is this one; `known` is known now.
+
+        Another attempt may have begun since `known` was asked for.
+        """
+        key = (request.aggregate, request.command_id)
+        for attempts in (self._open, self._ended):
+            if key in attempts:
+                return attempts[key], False
+        _add(self._open, key, known)
+        return known, True
+
+    def end(self, request: CommandRequest) -> None:
+        """Note that an attempt was answered, or that nothing was done."""
+        key = (request.aggregate, request.command_id)
+        if key in self._open:
+            _add(self._ended, key, self._open.pop(key))
+
+
+def _add(
+    attempts: OrderedDict[tuple[str, str | None], BatchName | None],
+    key: tuple[str, str | None],
+    known: BatchName | None,
+) -> None:
+    attempts[key] = known
+    if len(attempts) > _FIRST_ATTEMPTS:
+        attempts.popitem(last=False)
 
 
 def _traced(request: CommandRequest) -> CommandRequest:

@@ -22,7 +22,7 @@ from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due,
 from headrace.errors import CommandFailed, NotPartitionOwner
 from headrace.observe import get_logger
 from headrace.runtime import OWNERS_TRIED, Backoff, Clock, is_suspect, is_tried_alone
-from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_prefix, index_row
+from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_range
 
 __all__ = ["PartitionTime", "SubmitWork", "TimerLoop"]
 
@@ -235,9 +235,7 @@ class TimerLoop:
     @staticmethod
     def _range(now_ms: int | None) -> tuple[bytes, bytes]:
         """Return where the rows of timers begin and end: of all, or of those that are due."""
-        start = index_row(TIMERS_INDEX, ())
-        end = index_row(TIMERS_INDEX, now_ms + 1) if now_ms is not None else start[:-1] + b"\x01"
-        return index_prefix(start), index_prefix(end)
+        return index_range(TIMERS_INDEX, below=None if now_ms is None else now_ms + 1)
 
     async def _count_attempt(self) -> None:
         """Write down that this owner begins to fire, once, before it does."""

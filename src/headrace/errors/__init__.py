@@ -28,6 +28,7 @@
     │   ├── TopicShared             other services read the topic, and would not understand the operation
     │   ├── VoidAppend              the append is in the log, and is ignored
     │   ├── AppendIdReused          the append id belongs to other events
+    │   ├── JournalPurged           the journal that a live read follows has ended
     │   ├── TopicClaimed            a command engine writes the topic's journals, and nobody else may
     │   ├── UnknownCommand          an engine has no handler for this kind of command
     │   ├── CommandFailed           the application's handler, or an event handler, raised an error
@@ -233,6 +234,7 @@ from headrace.errors.journals import (
     AppendIdReused,
     IntegrityBroken,
     JournalHeld,
+    JournalPurged,
     JournalTopicExpires,
     KeyspaceMissing,
     LayoutLost,
@@ -385,6 +387,7 @@ __all__ = [
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",
+    "JournalPurged",
     "JournalTopicExpires",
     "KeyPresent",
     "KeysUnusable",

@@ -77,10 +77,13 @@ class CommandTooLarge(Refused):
     part: str
     size_bytes: int
     limit_bytes: int
-    says: ClassVar[str] = (
-        "a command for {aggregate!r} of engine {engine!r} was not done: its {part} takes {size_bytes} bytes, "
-        "{limit_bytes} are allowed; make it smaller, or raise the limit of the topic"
-    )
+
+    def __str__(self) -> str:
+        limit = "EngineLimits.reply_bytes" if self.part == "reply" else "max_record_bytes of the topic"
+        return (
+            f"a command for {self.aggregate!r} of engine {self.engine!r} was not done: its {self.part} takes "
+            f"{self.size_bytes} bytes, {self.limit_bytes} are allowed; make it smaller, or raise {limit}"
+        )
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ __all__ = [
     "AppendIdReused",
     "IntegrityBroken",
     "JournalHeld",
+    "JournalPurged",
     "JournalTopicExpires",
     "KeyspaceMissing",
     "LayoutLost",
@@ -138,6 +139,19 @@ class ReadAgain(Unavailable):
     key: str
     reason: str
     says: ClassVar[str] = "{key!r} changed while it was being read: {reason}; drop what was read and read again"
+
+
+@dataclass(eq=False)
+class JournalPurged(Refused):
+    """A journal ended while a live read followed it: the events that were given are gone, and a new one may begin."""
+
+    key: str
+    next_seq_nr: int
+    reason: str
+    says: ClassVar[str] = (
+        "journal {key!r} ended before event {next_seq_nr}: {reason}; "
+        "drop what was built from its events, and read it from seq_nr 1 on"
+    )
 
 
 @dataclass(eq=False)

@@ -113,9 +113,9 @@ class NotFramed(Refused):
 
 @dataclass(eq=False)
 class NotDecodable(Refused):
-    """Avro data does not follow its schema, or its reader can't decode it."""
+    """Avro data does not follow its schema, or its reader can't decode it; `schema` is "JSON" for its JSON form."""
 
     schema: str
     field: str
     reason: str
-    says: ClassVar[str] = "can't read {schema} from Avro: at {field!r}: {reason}"
+    says: ClassVar[str] = "can't read {schema}: at {field!r}: {reason}"

@@ -299,7 +299,7 @@ class _Handed:
 def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whatever a handler returns
     if found is None:
         last = match.route.segments[-1]
-        things = ", ".join(f"{name} {value!r}" for name, value in match.path.items())
+        things = " of ".join(f"{name} {value!r}" for name, value in reversed(match.path.items()))
         raise NotFound(things if last.startswith("{") else f"{last} of {things}")
     if isinstance(found, Response | StreamResponse):
         return found

@@ -84,6 +84,7 @@ _APPEND_SCHEMA = {
 }
 
 _FROM, _TO = RouteParameter("from", "The first seq_nr.", _NUMBER), RouteParameter("to", "The last seq_nr.", _NUMBER)
+_LIVE = RouteParameter("live", "Go on with events that come later (lines of JSON).", {"type": "boolean"})
 _DELETE_TO = RouteParameter("to", "The last seq_nr to delete.", _NUMBER, is_required=True)
 _SEQ_NR = RouteParameter("seq_nr", f"The event's number, if the body is {AVRO}.", _NUMBER)
 _APPEND_ID = RouteParameter(
@@ -132,7 +133,7 @@ class JournalRoutes:
         """Return the routes of a journal's events."""
         read = "Read events of a journal: a page as JSON, or all of them as lines of JSON."
         append = "Append events, all of them or none. With Idempotency-Key the request may be repeated."
-        pages = (_FROM, _TO, self._limit_parameter(), _AVRO_PARAMETER, AT_LEAST)
+        pages = (_FROM, _TO, self._limit_parameter(), _LIVE, _AVRO_PARAMETER, AT_LEAST)
         return [
             _route("GET", _PATH, self.read, read, answer=_EVENTS, needs=_needs("read"), parameters=pages),
             _route(
@@ -181,15 +182,22 @@ class JournalRoutes:
         """Answer with a page of events, or with a stream of all of them."""
         first = request.number("from", default=1, least=1, most=MAX_SEQ_NR)
         last = request.number("to", default=MAX_SEQ_NR, least=1, most=MAX_SEQ_NR)
-        writer = self._writer(request)
+        writer, is_live = self._writer(request), request.flag("live")
         journal = await self._existing(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
-            events = journal.read(request.path["id"], first, to_seq_nr=last, at_least=request.token)
-            source = _items(events, writer)
+            events = journal.read(request.path["id"], first, to_seq_nr=last, live=is_live, at_least=request.token)
             stream = StreamResponse(
-                source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
+                _items(events, writer),
+                NDJSON,
+                self._terms,
+                request_id=request.request_id,
+                is_live=is_live,
+                caller=request.caller,
+                expires_s=request.caller.expires_s,
             )
-            return await stream.fetch_first()
+            return stream if is_live else await stream.fetch_first()
+        if is_live:
+            raise BadArgument("live", True, f"a page ends; ask for {NDJSON}")
         limit = request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
         found = await _page(journal, request.path["id"], first, last, limit + 1, at_least=request.token)
         page = [await writer.write(event) for event in found[:limit]]

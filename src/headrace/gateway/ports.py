@@ -33,7 +33,13 @@ class ServedJournal(Protocol):
         ...
 
     def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
+        self,
+        id_: str,
+        from_seq_nr: int = 1,
+        *,
+        to_seq_nr: int | None = None,
+        live: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[StoredEvent, None]:
         """Yield events."""
         ...

@@ -65,6 +65,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.TimestampTooFarAhead: _Answer(409),
     errors.WrongSeqNr: _Answer(409, ("key", "expected", "actual")),
     errors.VoidAppend: _Answer(409, ("key",)),
+    errors.JournalPurged: _Answer(410, ("key",)),
     errors.TopicShared: _Answer(409, ("topic",)),
     errors.AppendIdReused: _Answer(422, ("key",)),
     errors.TopicClaimed: _Answer(409, ("topic",)),

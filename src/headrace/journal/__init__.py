@@ -15,7 +15,7 @@ from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.marks import WatermarkBarrier, write_mark
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.read import JournalReader
-from headrace.journal.replicate import Replicated, replicate_batch
+from headrace.journal.replicate import Replicated, check_no_hole, replicate_batch, replicated_up_to
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
     RETENTION_MS,
@@ -67,6 +67,7 @@ __all__ = [
     "WatermarkBarrier",
     "Windows",
     "change_terms",
+    "check_no_hole",
     "check_replay",
     "check_retention",
     "claim_for_engine",
@@ -85,6 +86,7 @@ __all__ = [
     "remove_replicated",
     "removed_records",
     "replicate_batch",
+    "replicated_up_to",
     "retention_probe",
     "time_left",
     "wait_until_replicated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic, perf_counter
@@ -11,6 +12,9 @@ from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter
 from headrace.journal.attempts import AppendAttempt
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats, history, partition_stats
+from headrace.journal.ids import JournalIds
+from headrace.journal.live import LiveReads
+from headrace.journal.live_ids import LiveIds
 from headrace.journal.marks import Barrier, MarkBarrier, WatermarkBarrier, write_mark
 from headrace.journal.metrics import SLOW_S, Operations
 from headrace.journal.read import JournalReader
@@ -98,6 +102,9 @@ class Journal:
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
         self._reader = JournalReader(self._topology, store.reader, windows, barrier, cache)
         self._many = ManyReads(log, self._topology, store.reader, self._reader, barrier, timeout_s=timeout_s)
+        self._live = LiveReads(log, self._topology, store.reader, self._reader, cache, timeout_s=timeout_s)
+        self._ids = JournalIds(log, self._topology, store.reader, self._reader, timeout_s=timeout_s)
+        self._live_ids = LiveIds(log, self._topology, self._ids, self._reader)
         self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(
             store.snapshots,
@@ -239,7 +246,13 @@ class Journal:
         return (await self._writer.prepare(check_id(id_))).dump()
 
     async def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
+        self,
+        id_: str,
+        from_seq_nr: int = 1,
+        *,
+        to_seq_nr: int | None = None,
+        live: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[StoredEvent, None]:
         """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given. Huge journals stream.
 
@@ -247,11 +260,22 @@ class Journal:
         written before it began; with `at_least` it is also checked that the log has what that token names. Raises
         ReadAgain if a delete or purge happens during the read, JournalHeld, RecordsLost, TimedOut, and for the token
         BadToken, TokenOfOtherTopic, TokenAhead.
+
+        With `live` the read goes on with each event that is appended, in order and once, until the journal has reached
+        `to_seq_nr`, else forever. It waits for outages of the log and the store, and for a topic that does not exist
+        yet. Events that are deleted before they were given are left out. JournalPurged is raised if the journal is
+        purged after events were given, or if `from_seq_nr` is above 1.
         """
         id_ = check_id(id_)
         first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
         last = MAX_SEQ_NR if to_seq_nr is None else check_seq_nr("to_seq_nr", to_seq_nr, most=None)
         await self._check_token(at_least)
+        if live:
+            async with contextlib.aclosing(self._live.pages(id_, first, last)) as pages:
+                async for page in pages:
+                    for event in page:
+                        yield event
+            return
         if not await self._topic_exists():
             return
         with self._operations.begin("read", id_) as operation:
@@ -324,12 +348,18 @@ class Journal:
         route = await self._topology.route(id_)
         return await write_mark(self._log, route.at, id_, mark)
 
-    async def ids(self) -> AsyncIterator[str]:
-        """Yield the ids of all journals that are replicated at least in part, in no order."""
-        async for page in self._store.reader.metas(self.topic):
-            for meta in page:
-                if exists(meta):
-                    yield meta.id
+    def ids(self, *, unreplicated: bool = False, live: bool = False) -> AsyncGenerator[str, None]:
+        """Yield the ids of all journals that are replicated at least in part, in no order, each once.
+
+        With `unreplicated` also of those that only the log has, and without those that were purged there: every
+        journal that existed when the call began. That reads what is not replicated of all partitions.
+
+        With `live` these come first, and then each new id milliseconds after its journal was begun, forever. An id
+        comes once, also if its journal is purged and begun again: the ids that were given are kept in memory.
+        """
+        if live:
+            return self._live_ids.all()
+        return self._ids.all() if unreplicated else self._ids.stored()
 
     def history(self, id_: str, *, with_marks: bool = False) -> AsyncIterator[Moment]:
         """Yield the journal's timeline: every action, what it did, and the reason if it did nothing."""

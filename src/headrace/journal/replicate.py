@@ -17,9 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headrace.errors import ReadAgain
 from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.metrics import REPLICATED_ROWS, STRAY_RECORDS, VOID_ACTIONS
 from headrace.journal.quarantine import held_entries, hold, hold_unstorable, let_go
+from headrace.log import Log
 from headrace.model import Record, RecordColumns, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import (
@@ -42,7 +44,7 @@ from headrace.protocol import (
 from headrace.runtime import crash_point
 from headrace.store import JournalMeta, JournalWrite, Place, ReplicatedOffset, Store, StoreWriter, why_id_is_refused
 
-__all__ = ["Replicated", "Views", "replicate_batch"]
+__all__ = ["Replicated", "Views", "check_no_hole", "replicate_batch", "replicated_up_to"]
 
 
 class Views(Protocol):
@@ -132,6 +134,23 @@ async def replicate_batch(
     crash_point("replicate.after-offset")
     done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
     return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
+
+
+async def replicated_up_to(store: Store, layout: Layout, at: TopicPartition) -> int:
+    """Return the last offset of the partition that the store has; -1 if it has none of this topic."""
+    return (await _start(store, layout, at)).offset
+
+
+async def check_no_hole(log: Log, at: TopicPartition, first: int, end: int) -> None:
+    """Raise ReadAgain if the log holds records from `first` up to `end` (exclusive), which a batch would leave out.
+
+    Aborted records and those of the log itself do not count. A batch leaves records out if the store was set back, or
+    the topic was made again, after the reader of the batch had begun.
+    """
+    async for batch in log.read(at, first, end, headers_only=True):
+        if batch.records:
+            found = f"{at} is replicated up to offset {first - 1} only, and the batch lacks {batch.records[0].offset}"
+            raise ReadAgain(at.topic, found)
 
 
 async def _allowed(

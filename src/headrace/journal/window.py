@@ -136,6 +136,8 @@ class Windows:
         except TimedOut:
             HEAD_ANSWERS.labels(at.topic, "timed_out").inc()
             return None
+        except OffsetOutOfRange:  # the head may have begun before `after`, for another read: the log itself knows
+            return None
         if answer.kind is HeadKind.UNKNOWN:
             return None
         if answer.kind is HeadKind.INDEXED:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from headrace.outbox.dead import replay as replay
     from headrace.outbox.engines import engine_for as engine_for
     from headrace.outbox.handler_transactions import HandlerTransaction as HandlerTransaction
+    from headrace.outbox.handler_transactions import check_blocking as check_blocking
+    from headrace.outbox.handler_transactions import check_done as check_done
     from headrace.outbox.handler_transactions import handler_name as handler_name
     from headrace.outbox.inbox import Handling as Handling
     from headrace.outbox.inbox import Inbox as Inbox
@@ -60,7 +62,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.outbox.avro": "AvroDecoder AvroSerializer",
         "headrace.outbox.dead": "DeadMessage dead_messages purge replay",
         "headrace.outbox.engines": "engine_for",
-        "headrace.outbox.handler_transactions": "HandlerTransaction handler_name",
+        "headrace.outbox.handler_transactions": "HandlerTransaction check_blocking check_done handler_name",
         "headrace.outbox.inbox": "Handling Inbox PoisonEvent",
         "headrace.outbox.messages": "EVENT_ID Message event_id_of",
         "headrace.outbox.model_changes": "ModelChange publish_changes",

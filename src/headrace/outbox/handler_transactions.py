@@ -8,6 +8,7 @@ is noticed by a savepoint, which is gone when its transaction has ended.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
-from headrace.errors import TransactionEnded
+from headrace.errors import BadArgument, TransactionEnded
 
-__all__ = ["HandlerTransaction", "handler_name"]
+__all__ = ["HandlerTransaction", "check_blocking", "check_done", "handler_name"]
 
 _SAVEPOINT = "headrace_handler"
 
@@ -38,6 +39,28 @@ def handler_name(handler: Callable[..., Any]) -> str:
     """Return the name of a handler for messages, with its module."""
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
     return f"{getattr(handler, '__module__', '')}:{name}"
+
+
+_ASYNCHRONOUS = "it is asynchronous and its engine is not; give an AsyncEngine, or a plain function"
+
+
+def check_blocking(name: str, function: Callable[..., Any]) -> None:
+    """Raise BadArgument for a function whose code would never run: no event would be handled, and all would be known.
+
+    That is a coroutine function where nobody would await it, and a generator.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadArgument(name, handler_name(function), "it is a generator function, whose code would never run")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise BadArgument(name, handler_name(function), _ASYNCHRONOUS)
+
+
+def check_done(function: Callable[..., Any], returned: object) -> None:
+    """Raise BadArgument if a function has returned work that is still to be awaited, where nobody would."""
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise BadArgument("handler", handler_name(function), _ASYNCHRONOUS)
 
 
 class HandlerTransaction:

@@ -23,7 +23,7 @@ from headrace.errors import BadArgument, TransactionLost
 from headrace.model import Record
 from headrace.outbox.dialects import DIALECTS, dialect_of
 from headrace.outbox.engines import execute, storable
-from headrace.outbox.handler_transactions import HandlerTransaction, handler_name
+from headrace.outbox.handler_transactions import HandlerTransaction, check_blocking, check_done, handler_name
 from headrace.outbox.insert import begun, need_transaction
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
@@ -207,8 +207,10 @@ class Inbox:
         happens before the handler is called is raised and not counted.
 
         A handler that commits or rolls back has failed (TransactionEnded). If it committed past SQLAlchemy, the event
-        counts as known with a part of the work: it is poison at once (TransactionLost).
+        counts as known with a part of the work: it is poison at once (TransactionLost). Raises BadArgument for a
+        coroutine function, which needs `handle_async`.
         """
+        check_blocking("handler", handler)
         tried = _Try(handler_name(handler))
         try:
             with where.begin() as db:
@@ -217,7 +219,7 @@ class Inbox:
                 owned = tried.begin(_connection(db))
                 try:
                     with owned.handling():
-                        handler(db, record)
+                        check_done(handler, handler(db, record))
                 except Exception:
                     tried.check(owned, after_error=True)
                     raise

@@ -78,9 +78,10 @@ class SlotClaims:
             except Exception:
                 await _to_its_end(held.release())  # store what is done, so that it does not come again
                 raise
+            else:
+                await _to_its_end(held.release())
             finally:
-                await _stop(beating)
-            await _to_its_end(held.release())
+                await _stop(beating)  # last: a cancellation here must not leave the claim behind
 
     async def _release_quietly(self, held: HeldClaim) -> None:
         """Store what is done before a worker stops. The worker stops in any case, so an error is only logged."""
@@ -167,6 +168,10 @@ class HeldClaim:
         """
         if self.is_lost or self._now_s() - self._seen_s >= self._projection.lease_s:
             raise SlotsMoved(self._name)
+
+    def note_done(self, up_to: TagOffset) -> None:
+        """Note that the events up to an offset are handled; it is stored with the next move, or at the release."""
+        self.done_up_to = up_to
 
     async def beat_on(self, every_s: float) -> None:
         """Show that the worker is alive, even if its slots were moved: it is still handling the current event."""

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Delivery", "EventFailed", "StoppedAfter", "call", "current_delivery", "delivering", "to_the_end"]
+__all__ = ["Delivery", "EventFailed", "call", "current_delivery", "delivering", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -33,10 +34,6 @@ _current: ContextVar[Delivery | None] = ContextVar("headrace-projection-delivery
 def current_delivery() -> Delivery:
     """Return the delivery of the event that is being handled; for handlers."""
     return _current.get() or _FIRST
-
-
-class StoppedAfter(asyncio.CancelledError):
-    """The caller was cancelled while a blocking function ran; the function has ended without an error."""
 
 
 class EventFailed(Exception):
@@ -71,18 +68,40 @@ def delivering(index: int | None, delivery: Delivery) -> Iterator[None]:
         _current.reset(token)
 
 
-async def call(function: Callable[..., Any], *arguments: object) -> None:
-    """Call a function of the application: a coroutine function in the event loop, any other in a thread."""
+def _nothing() -> None:
+    """Do nothing."""
+
+
+async def call(function: Callable[..., Any], *arguments: object, done: Callable[[], None] = _nothing) -> None:
+    """Call a function of the application: a coroutine function in the event loop, any other in a thread.
+
+    `done` is called when the function has done its work, also if the caller was cancelled while a thread did it.
+    """
     if inspect.iscoroutinefunction(function):
         await function(*arguments)
-        return
-    done = await to_the_end(function, *arguments)
-    if inspect.isawaitable(done):
-        await done
+    else:
+        returned = await to_the_end(function, *arguments, if_stopped=partial(_note_stopped, done))
+        if inspect.isawaitable(returned):
+            await returned
+    done()
 
 
-async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
-    """Run a blocking function in a thread. A caller that is cancelled waits for its end, so that nothing runs on."""
+def _note_stopped(done: Callable[[], None], returned: object) -> None:
+    """Call `done`, unless the function has returned work that nobody will wait for now."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+    elif not inspect.isawaitable(returned):
+        done()
+
+
+async def to_the_end(
+    function: Callable[..., T], *arguments: object, if_stopped: Callable[[T], object] | None = None
+) -> T:
+    """Run a blocking function in a thread. A caller that is cancelled waits for its end, so that nothing runs on.
+
+    `if_stopped` gets what the function returned after its caller was cancelled. The caller gets the cancellation as it
+    came, because time-outs and task groups don't know any other.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(_result_of, function, *arguments))
     try:
         return await asyncio.shield(work)
@@ -90,8 +109,9 @@ async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
         while not work.done():  # a second cancellation must not leave the thread running on
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([work])
-        if not work.cancelled() and work.exception() is None:  # retrieve the error; the cancellation is what counts
-            raise StoppedAfter from None
+        # The error is retrieved, but the cancellation is what counts.
+        if not work.cancelled() and work.exception() is None and if_stopped is not None:
+            if_stopped(work.result())
         raise
 
 

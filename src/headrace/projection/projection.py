@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -192,6 +193,9 @@ class Projection:
         self._check_tags()
         if not callable(self.handler) or self.handler is _no_handler:
             raise BadArgument("handler", self.handler, "it must be a function that takes an event")
+        for name, function in (("handler", self.handler), ("reset", self.reset)):
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise BadArgument(name, function, "it is a generator function, whose code would never run")
         for name in ("slots", "batch_size", "save_every"):
             self._check_count(name)
         if not 0 < self.lease_s < _LONGEST_LEASE_S:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from headrace.errors import HeadraceError, OperationFailed, TransactionLost
-from headrace.outbox import HandlerTransaction, handler_name
+from headrace.outbox import HandlerTransaction, check_blocking, check_done, handler_name
 from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
 from headrace.projection.ports import Offsets
 from headrace.projection.projection import DeadLetter, Projection
@@ -46,9 +46,10 @@ class _Call:
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def run(self, connection: Connection, owned: HandlerTransaction) -> None:
-        """Make the call."""
+        """Make the call. Raises BadArgument if it returns work to be awaited: the event is not at fault."""
         with self.around(), owned.handling():
-            self.function(connection, *self.arguments)
+            returned = self.function(connection, *self.arguments)
+        check_done(self.function, returned)
 
     async def run_async(self, connection: AsyncConnection, owned: HandlerTransaction) -> None:
         """Make the call, and await its result if it is awaitable."""
@@ -121,6 +122,10 @@ class SqlTarget:
     """Moves the offsets and calls the handler in one transaction. `is_ours`: the target created the engine."""
 
     def __init__(self, engine: Engine | AsyncEngine, projection: Projection, *, is_ours: bool) -> None:
+        if isinstance(engine, Engine):
+            check_blocking("handler", projection.handler)
+            if projection.reset is not None:
+                check_blocking("reset", projection.reset)
         self._engine = engine
         self._projection = projection
         self._is_ours = is_ours

@@ -15,7 +15,7 @@ import msgspec
 from headrace.errors import DeadLettersFull, MissingExtra, ProjectionRebuilding
 from headrace.projection.claims import HeldClaim, SlotClaims, StoredOffsets, check_stored, moved_to, parsed, text_of
 from headrace.projection.commits import is_commit_due
-from headrace.projection.delivery import Delivery, StoppedAfter, call, delivering
+from headrace.projection.delivery import Delivery, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets, Target
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import come_again, furthest, is_replay, moves, slot_of
@@ -81,11 +81,8 @@ class StoreTarget:
         async with self.claims.hold(moving) as claim:
             if self._projection.grouped:
                 claim.check()
-                try:
-                    await self._call(None, list(events), self._delivery(events[-1], attempt))
-                except StoppedAfter:
-                    claim.done_up_to = to
-                    raise
+                delivery = self._delivery(events[-1], attempt)
+                await self._call(None, list(events), delivery, done=partial(claim.note_done, to))
                 await claim.move(to)
             else:
                 await self._handle_each(claim, events, to, attempt)
@@ -146,20 +143,16 @@ class StoreTarget:
     async def _handle_each(self, claim: HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
         for index, event in enumerate(events):
             claim.check()
-            try:
-                await self._call(index, event, self._delivery(event, attempt))
-            except StoppedAfter:  # it was handled and must not come again
-                claim.done_up_to = event.tag_offset
-                raise
-            claim.done_up_to = event.tag_offset
+            done = partial(claim.note_done, event.tag_offset)  # it must not come again, also if the worker stops
+            await self._call(index, event, self._delivery(event, attempt), done=done)
             crash_point("projection.beside.called")
             if is_commit_due(index + 1, len(events), save_every=self._projection.save_every):
                 await claim.move(event.tag_offset)
-        claim.done_up_to = to
+        claim.note_done(to)
 
-    async def _call(self, index: int | None, argument: object, delivery: Delivery) -> None:
+    async def _call(self, index: int | None, argument: object, delivery: Delivery, *, done: Callable[[], None]) -> None:
         with delivering(index, delivery):
-            await call(self._projection.handler, argument)
+            await call(self._projection.handler, argument, done=done)
 
     def _delivery(self, event: TaggedEvent, attempt: int) -> Delivery:
         return Delivery(is_replay(event, self._replay_to, self._projection.slots), attempt)

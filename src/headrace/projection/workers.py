@@ -238,14 +238,20 @@ class Attendance:
     async def open(self, error: Callable[[], str | None]) -> AsyncIterator[None]:
         """Report and update the plan while the block runs; `error` returns the worker's current failure."""
         self._reported = None
-        await self._attend(error())
+        try:
+            await self._attend(error())
+        except asyncio.CancelledError:  # others may have seen the report, and would leave slots to nobody for a lease
+            await self._leave()
+            raise
         attending = asyncio.create_task(self._attend_on(error), name="headrace-projection-attendance")
         try:
             yield
         finally:
             attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
-            await self._leave()
+            try:
+                await asyncio.gather(attending, return_exceptions=True)
+            finally:
+                await self._leave()
 
     async def pause(self, reason: str) -> None:
         """Pause all workers, and follow that at once."""

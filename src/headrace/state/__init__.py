@@ -26,7 +26,7 @@ from headrace.state.changelog import (
 )
 from headrace.state.claims import KeyLocks
 from headrace.state.commits import ProducerWriter
-from headrace.state.declaration import StateSpec, index_row
+from headrace.state.declaration import StateSpec, index_range, index_row
 from headrace.state.expiry import Duration, is_due, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
 from headrace.state.partition import StatePartition, place_of
@@ -96,6 +96,7 @@ __all__ = [
     "ensure_changelog",
     "find_duplicates",
     "index_prefix",
+    "index_range",
     "index_row",
     "is_due",
     "is_prepared",

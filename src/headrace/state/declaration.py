@@ -15,11 +15,11 @@ from headrace.model import TopicConfig, check_topic_name
 from headrace.runtime import error_text
 from headrace.state.changelog import changelog_config
 from headrace.state.expiry import Duration, ttl_in_ms
-from headrace.state.keys import encode_parts
-from headrace.state.table import FORMAT, IndexRow
+from headrace.state.keys import encode_part, encode_parts
+from headrace.state.table import FORMAT, INDEX_FORMAT, IndexRow, index_prefix
 from headrace.state.values import ValueCodec
 
-__all__ = ["IndexFunction", "StateSpec", "index_row"]
+__all__ = ["IndexFunction", "StateSpec", "index_range", "index_row"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -111,7 +111,7 @@ class StateSpec(Generic[K, V]):
     def layout(self) -> str:
         """Names all that the rows of a copy depend on besides the log; another one means: build them again."""
         indexes = ",".join(f"{name}:{_digest_of(self.indexes[name])}" for name in sorted(self.indexes))
-        return f"{FORMAT} ttl={self.ttl_ms} indexes={indexes}"
+        return f"{FORMAT} ttl={self.ttl_ms} indexes={indexes and f'{INDEX_FORMAT}/{indexes}'}"
 
     @property
     def config(self) -> TopicConfig:
@@ -168,6 +168,13 @@ def _rows(index: str, found: Any) -> list[IndexRow]:  # noqa: ANN401
 
 
 def index_row(index: str, value: Any) -> IndexRow:  # noqa: ANN401
-    """Return the row of an indexed value, or of the first parts of one."""
+    """Return the row of an indexed value."""
     parts: Sequence[Any] = value if isinstance(value, tuple) else (value,)
-    return index.encode() + b"\x00" + encode_parts(tuple(parts))
+    return index.encode() + b"\x00" + encode_parts(tuple(parts)) + b"\x00"
+
+
+def index_range(index: str, *, below: Any = None) -> tuple[bytes, bytes]:  # noqa: ANN401
+    """Return where the rows of an index begin and end: of all values, or of those below one."""
+    name = index.encode()
+    end = name + b"\x01" if below is None else name + b"\x00" + encode_part(below)
+    return index_prefix(name + b"\x00"), index_prefix(end)

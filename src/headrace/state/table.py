@@ -1,8 +1,9 @@
 """The rows of a state in its store, and what a batch of changes does to them: decisions only, no I/O.
 
 Rows by their first byte: `d` + key holds the entry of a key; `x` + the time it is due + key finds what is due; `i` +
-the index's name + 00 + the indexed value + key finds keys by an index; `r` + key holds the last record of a reserved
-key. All of them are made of the changelog alone.
+the index's name + 00 + the indexed value + 00 + key finds keys by an index; `r` + key holds the last record of a
+reserved key. All of them are made of the changelog alone. The 00 behind an indexed value is its end: another part of it
+would begin with its type, and a text that goes on with ff.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headrace.state.ports import StoreWrite
 
 __all__ = [
     "FORMAT",
+    "INDEX_FORMAT",
     "PLAIN_ROW",
     "FoldedChanges",
     "IndexRow",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 FORMAT = 2
+INDEX_FORMAT = 2
 
 _DATA, _DUE, _INDEX, _RESERVED = b"d", b"x", b"i", b"r"
 _HEAD = struct.Struct(">QQQH")
@@ -50,7 +53,7 @@ _TIME_BYTES = 8
 PLAIN_ROW = bytes(_HEAD.size)
 """Stands for the row of a key that is there and has no other rows, where nothing else of it is of interest."""
 
-# The row of an index without its first byte and the key: the index's name, 00, the encoded value.
+# The row of an index without its first byte and the key: the index's name, 00, the encoded value, 00.
 IndexRow: TypeAlias = bytes
 Indexer: TypeAlias = Callable[[bytes], Sequence[IndexRow]]
 
@@ -127,13 +130,13 @@ def key_of_due_row(row: bytes) -> bytes:
 
 
 def index_prefix(row: IndexRow) -> bytes:
-    """Return the prefix of the rows of one indexed value, or of the first parts of one."""
+    """Return the prefix of the rows of one indexed value."""
     return _INDEX + row
 
 
 def shown_index_value(prefix: bytes) -> str:
     """Return the indexed value of such a prefix, for messages."""
-    parts = decode_parts(prefix.partition(b"\x00")[2])
+    parts = decode_parts(prefix.partition(b"\x00")[2][:-1])
     return repr(parts[0] if len(parts) == 1 else parts)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.errors import NotUnique
 from headrace.state.changelog import StateWrite
+from headrace.state.declaration import index_range
 from headrace.state.keys import after_prefix
 from headrace.state.replica import StateReplica
 from headrace.state.table import index_prefix, shown_index_value
@@ -68,26 +69,25 @@ def check_unique(unit: UnitOfWork) -> None:
 async def find_duplicates(replica: StateReplica) -> AsyncIterator[DuplicateValue]:
     """Yield the values that must be unique and are not: written before that was declared. Others run in between."""
     for name in replica.spec.unique:
-        prefix = index_prefix(name.encode() + b"\x00")
-        start, end = prefix, after_prefix(prefix)
-        open_values: dict[bytes, bytes] = {}  # those that the present row begins with, and the first key of each
+        start, end = index_range(name)
+        value, holder = b"", b""
         while rows := replica.rows(start, end, limit=_PAGE):
             for row, key in rows:
-                value = row[: len(row) - len(key)]
-                open_values = {each: first for each, first in open_values.items() if row.startswith(each)}
-                first = open_values.setdefault(value, key)
-                if first != key:
-                    shown = [repr(replica.keys.decode(each)) for each in (key, first)]
+                found = row[: len(row) - len(key)]
+                if found != value:
+                    value, holder = found, key
+                else:
+                    shown = [repr(replica.keys.decode(each)) for each in (key, holder)]
                     yield DuplicateValue(name, shown_index_value(value), *shown)
             start = rows[-1][0] + b"\x00"
             await asyncio.sleep(0)
 
 
 def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
-    """Return the keys that an index has under exactly this value; longer values that begin with it lie between."""
+    """Return the keys that an index has under this value."""
     holders, start, end = list[bytes](), row, after_prefix(row)
     while rows := replica.rows(start, end, limit=_ROWS):
-        holders += [key for found, key in rows if found == row + key]
+        holders += [key for _, key in rows]
         start = rows[-1][0] + b"\x00"
         if len(rows) < _ROWS:
             break

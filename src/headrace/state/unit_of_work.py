@@ -91,14 +91,13 @@ class UnitOfWork:
         self._others.append(record)
 
     def find(self, replica: StateReplica, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys and values that stand in an index under exactly this prefix, from row `start` on."""
+        """Yield the keys and values that stand in an index under this prefix, from row `start` on."""
         end = after_prefix(prefix)
         while rows := replica.rows(start, end, limit=_PAGE):
-            for row, key in rows:
-                if row == prefix + key:
-                    value = self.get(replica, key)
-                    if value is not None:
-                        yield key, value
+            for _, key in rows:
+                value = self.get(replica, key)
+                if value is not None:
+                    yield key, value
             start = rows[-1][0] + b"\x00"
 
     def scan(

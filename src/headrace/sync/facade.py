@@ -104,10 +104,17 @@ class SyncJournal:
         return self._loop.run(self._journal.prepare(id_))
 
     def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
+        self,
+        id_: str,
+        from_seq_nr: int = 1,
+        *,
+        to_seq_nr: int | None = None,
+        live: bool = False,
+        at_least: str | None = None,
     ) -> Iterator[StoredEvent]:
-        """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given."""
-        return self._loop.iterate(self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr, at_least=at_least))
+        """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given; with `live` for good."""
+        found = self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr, live=live, at_least=at_least)
+        return self._loop.iterate(found)
 
     def pointer(self, id_: str, *, at_least: str | None = None) -> int | None:
         """Return the journal's last seq_nr."""
@@ -129,9 +136,9 @@ class SyncJournal:
         """Write a Mark."""
         return self._loop.run(self._journal.mark(id_, mark_id))
 
-    def ids(self) -> Iterator[str]:
-        """Yield the ids of all journals that are replicated at least in part."""
-        return self._loop.iterate(self._journal.ids())
+    def ids(self, *, unreplicated: bool = False, live: bool = False) -> Iterator[str]:
+        """Yield the ids of all journals that are replicated at least in part, or of all, or without an end."""
+        return self._loop.iterate(self._journal.ids(unreplicated=unreplicated, live=live))
 
     def history(self, id_: str, *, with_marks: bool = False) -> Iterator[Moment]:
         """Yield the journal's timeline: every action, what it did, and the reason if it did nothing."""

@@ -136,10 +136,15 @@ class Merge:
             await self._wakeup.wait(_WANT_AGAIN_S)
 
     def _first_waiting(self) -> TagTime | None:
-        """Return the place of the first event that waits to be delivered, or that another query waits for."""
+        """Return the place of the first event that waits to be delivered, or that another query waits for.
+
+        Events behind everything that a query with an end must give don't wait: nothing would ever hold them up.
+        """
+        last = LAST_TAG_TIME if self._followed.until is None else self._last_waiting() or FIRST_TAG_TIME
         times = [head.events[0].tag_offset.time for head in self._heads.values() if head.events]
         if self._rows.first is not None:
             times.append(self._rows.first.tag_offset.time)
+        times = [time for time in times if time <= last]
         if self._watch.wanted is not None:
             times.append(self._watch.wanted)
         return min(times, default=None)
@@ -183,7 +188,7 @@ class Merge:
         if not is_read:
             return False
         if self._last_waiting() is None:
-            return await self._rows.peek() is None and self._may_end()
+            return not await self._rows.has_due() and self._may_end()
         if self._marker.is_reader and await self._next(self._followed.horizon()) is None:
             self._check_patience()
         return False

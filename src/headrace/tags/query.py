@@ -11,7 +11,7 @@ from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
 from headrace.journal import wait_until_replicated
 from headrace.log import Log, wait_for_token
-from headrace.model import ConsistencyToken, TopicPartition
+from headrace.model import ConsistencyToken
 from headrace.observe import get_logger
 from headrace.protocol import check_tag
 from headrace.runtime import SYSTEM_CLOCK, Backoff
@@ -25,7 +25,7 @@ from headrace.tags.merge import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsReplaced, check_filled
-from headrace.tags.seams import Announcements, Seam, SeamOutdated, SeamReader
+from headrace.tags.seams import Announcements, QueryEnd, Seam, SeamOutdated, SeamReader
 from headrace.tags.several import NO_WATCH, PlaceWatch, check_names_event, merge_tags
 from headrace.tags.view_rows import ViewRows, check_not_trimmed, read_trimmed
 
@@ -168,7 +168,7 @@ class _Query:
         self._is_live = is_live
         self._sequences = Sequences(from_start=after is None)
         self._gaps = GapSearch(self._store.tags, self._bucket, tag, self._settings, self._sequences)
-        self._until: dict[TopicPartition, int] | None = None
+        self._end: QueryEnd | None = None
         self._seam: Seam | None = None  # the last one that was read
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
@@ -219,7 +219,7 @@ class _Query:
                     count += len(batch)
                     DELIVERED.labels("views").inc(len(batch))
                     yield batch
-                if not self._watch.keeps_query and self._is_complete(seam) and await rows.peek() is None:
+                if not self._watch.keeps_query and self._is_complete(seam) and not await rows.has_due():
                     return
                 if count <= self._settings.page_size:  # else the seam has moved on meanwhile
                     try:
@@ -294,7 +294,8 @@ class _Query:
             await self._skip_trimmed()
         await self._check_trimmed(self._after)
         if not self._is_live:
-            self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
+            ends = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
+            self._end = QueryEnd(ends, seam)
         after, now_ms = self._after, seam.highest_ms
         if after is not None and self._bucket.start_of(after.log_time_ms) >= self._bucket.start_of(now_ms):
             async with contextlib.aclosing(self._rows(seam)) as rows:
@@ -308,7 +309,7 @@ class _Query:
             self._tag,
             seam,
             after=self._after,
-            until=self._until or {},
+            end=self._end,
             page_size=self._settings.page_size,
             check=self._check_trimmed,
         )
@@ -326,12 +327,12 @@ class _Query:
 
     def _is_complete(self, seam: Seam) -> bool:
         """Return True if the views hold everything that a query with an end should give."""
-        if self._until is None:
-            return False
-        return all(known.place.offset + 1 >= self._until.get(known.at, 0) for known in seam.live)
+        end = self._end
+        return end is not None and all(known.place.offset + 1 >= end.offset_of(known.at, seam) for known in seam.live)
 
     def _merge(self, seam: Seam, rows: ViewRows) -> Merge:
-        until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
+        end = self._end
+        until = None if end is None else {known.at: end.offset_of(known.at, seam) for known in seam.live}
         return Merge(
             self._sources, self._tag, self._marker, seam, rows, after=self._after, until=until, watch=self._watch
         )

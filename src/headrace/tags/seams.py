@@ -22,7 +22,7 @@ from headrace.tags.events import TagOffset
 from headrace.tags.floors import Floors, decode_layout, read_layout
 from headrace.tags.registry import TagFacts, TagRegistry
 
-__all__ = ["Announcements", "KnownSeam", "Look", "Seam", "SeamOutdated", "SeamReader", "SharedRequest"]
+__all__ = ["Announcements", "KnownSeam", "Look", "QueryEnd", "Seam", "SeamOutdated", "SeamReader", "SharedRequest"]
 
 T = TypeVar("T")
 
@@ -83,6 +83,32 @@ class Seam:
         # Plain tuples equal the named ones and are faster to make; this happens for every row.
         known = self.partitions.get((row.topic, row.partition))  # type: ignore[call-overload]
         return known is not None and (row.generation, row.offset) <= known.place
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEnd:
+    """Where a query with an end ends: the ends of the log's partitions (exclusive), and the seam when it began."""
+
+    offsets: Mapping[TopicPartition, int]
+    seam: Seam
+
+    def includes(self, row: TagRow) -> bool:
+        """Return True if the query must give a row.
+
+        A topic may have been deleted: then it must give what the views had of it. If it was made again, what the old
+        one had lies in a lower generation, whatever its offsets.
+        """
+        end = self.offsets.get((row.topic, row.partition))  # type: ignore[call-overload]
+        if end is None:
+            return row.topic in self.seam.gone and self.seam.covers(row)
+        return (row.generation, row.offset) < (self.seam.layouts[row.topic].generation, end)
+
+    def offset_of(self, at: TopicPartition, seam: Seam) -> int:
+        """Return where a partition ends by a later seam: at 0 if its topic was made, or made again, since."""
+        begun = self.seam.layouts.get(at.topic)
+        if begun is None or begun.topic_id != seam.layouts[at.topic].topic_id:
+            return 0
+        return self.offsets.get(at, 0)
 
 
 class SharedRequest(Generic[T]):

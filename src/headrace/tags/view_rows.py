@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import msgspec
 
 from headrace.errors import TagTrimmed
-from headrace.model import TopicPartition
 from headrace.store import SharedSettings, TagRow, TagTime, TagViews, tag_time_of
 from headrace.tags.events import TaggedEvent, TagOffset, tagged_row
 from headrace.tags.registry import Bucket
-from headrace.tags.seams import Seam
+from headrace.tags.seams import QueryEnd, Seam
 
 __all__ = [
     "Trimmed",
@@ -41,11 +40,17 @@ async def rows_between(
             yield [event for event in map(tagged_row, page) if after is None or event.tag_offset > after]
 
 
+_PAGES_AHEAD = 10
+
+
 class ViewRows:
     """The events of a tag below a seam, read a page at a time: `peek` returns the next one, `pop` takes it.
 
-    `until` has the offsets (exclusive) at which a query with an end ends. `check` is called after each page with the
-    place that it was read from: buckets may have been removed meanwhile.
+    `end` is where a query with an end ends; None if it has none. The offsets in it are no cut in the order of events:
+    they are asked for one after the other, and an open transaction holds one of them back. So an event beyond them is
+    still due if one that the query must give comes after it. If it were left out, a query that goes on from the later
+    event would never give it.
+    `check` is called after each page with the place that it was read from: buckets may have been removed meanwhile.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class ViewRows:
         seam: Seam,
         *,
         after: TagOffset | None,
-        until: Mapping[TopicPartition, int],
+        end: QueryEnd | None,
         page_size: int,
         check: Callable[[TagOffset | None], Awaitable[None]],
     ) -> None:
@@ -66,43 +71,53 @@ class ViewRows:
         self._seam = seam
         self._bucket = bucket
         self._after = after
-        self._until = until
+        self._end = end
         self._page_size = page_size
-        self._pages: AsyncIterator[list[TaggedEvent]] | None = None
+        self._pages: AsyncIterator[list[TagRow]] | None = None
         self._events: deque[TaggedEvent] = deque()
+        self._due = 0  # as many from the front are due: the last of them is one that the query must give
         self._is_exhausted = False
 
     async def peek(self) -> TaggedEvent | None:
         """Return the next event, and fetch it if necessary; None after the last."""
         while not self._events and not self._is_exhausted:
-            page = await anext(self._reading(), None)
-            if page is None:
-                self._is_exhausted = True
-            else:
-                self._events.extend(page)
+            await self._fetch()
         return self._events[0] if self._events else None
 
+    async def has_due(self) -> bool:
+        """Return True if there is an event that the query must give; pages are fetched until one is found.
+
+        Events that nobody knows to be due are not gathered without a bound: from some pages on all of them are given.
+        """
+        while not self._due and not self._is_exhausted:
+            await self._fetch()
+            if len(self._events) >= _PAGES_AHEAD * self._page_size:
+                self._due = len(self._events)
+        return self._due > 0
+
     async def take(self, below: TagTime | None) -> list[TaggedEvent]:
-        """Take the fetched events below a place (None: all of them)."""
-        await self.peek()
-        taken = []
-        while self._events and (below is None or self._events[0].tag_offset < below):
-            taken.append(self._events.popleft())
+        """Take the fetched events that are due and below a place (None: any place)."""
+        taken: list[TaggedEvent] = []
+        if not await self.has_due():
+            return taken
+        while self._due and (below is None or self._events[0].tag_offset < below):
+            taken.append(self.pop())
         return taken
 
     def pop(self) -> TaggedEvent:
         """Take the event that was peeked at."""
+        self._due = max(0, self._due - 1)
         return self._events.popleft()
 
     @property
     def first(self) -> TaggedEvent | None:
-        """The next event, if it was fetched."""
-        return self._events[0] if self._events else None
+        """The next event, if it was fetched and is due."""
+        return self._events[0] if self._due else None
 
     @property
     def waiting(self) -> TagTime | None:
-        """The place of the last event that was fetched and not taken yet."""
-        return self._events[-1].tag_offset.time if self._events else None
+        """The place of the last event that was fetched, is due, and was not taken yet."""
+        return self._events[self._due - 1].tag_offset.time if self._due else None
 
     async def aclose(self) -> None:
         """Stop fetching."""
@@ -111,16 +126,28 @@ class ViewRows:
         if close is not None:
             await close()
 
-    def _reading(self) -> AsyncIterator[list[TaggedEvent]]:
+    def _reading(self) -> AsyncIterator[list[TagRow]]:
         if self._pages is None:
             self._pages = self._read()
         return self._pages
 
-    def _is_wanted(self, row: TagRow) -> bool:
-        end = self._until.get((row.topic, row.partition))  # type: ignore[call-overload]
-        return end is None or row.offset < end
+    async def _fetch(self) -> None:
+        rows = await anext(self._reading(), None)
+        if rows is None:
+            self._is_exhausted = True
+            return
+        fetched = [(row, tagged_row(row)) for row in rows]
+        if self._after is not None:
+            fetched = [(row, event) for row, event in fetched if event.tag_offset > self._after]
+        due = next((n for n in range(len(fetched), 0, -1) if self._is_wanted(fetched[n - 1][0])), 0)
+        if due:
+            self._due = len(self._events) + due
+        self._events.extend(event for _, event in fetched)
 
-    async def _read(self) -> AsyncIterator[list[TaggedEvent]]:
+    def _is_wanted(self, row: TagRow) -> bool:
+        return self._end is None or self._end.includes(row)
+
+    async def _read(self) -> AsyncIterator[list[TagRow]]:
         first_ms = self._bucket.start_of(self._after.log_time_ms) if self._after is not None else 0
         last_ms = self._bucket.start_of(self._seam.highest_ms)
         place = self._after
@@ -129,8 +156,7 @@ class ViewRows:
             async for page in self._views.read(self._tag, start_ms, first=first, page_size=self._page_size):
                 await self._check(place)
                 place = _later(place, page)
-                events = [tagged_row(row) for row in page if self._seam.covers(row) and self._is_wanted(row)]
-                yield [event for event in events if self._after is None or event.tag_offset > self._after]
+                yield [row for row in page if self._seam.covers(row)]
         await self._check(place)
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.log.kafka.conftest import OpenKafka
 
-from headrace.errors import Unavailable, UnknownTopic
+from headrace.errors import TimedOut, Unavailable, UnknownTopic
 from headrace.log import ensure_topic, transaction
 from headrace.log.kafka.log import KafkaLog
+from headrace.log.kafka.producer import Appender
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.services import RunningService
 from headrace.services.nodes import ServerNode
@@ -80,6 +82,59 @@ async def test_a_killed_broker_is_survived(brokers: RunningService, opened: Open
     finally:
         await asyncio.to_thread(node.start)
     await eventually(lambda: _is_in_sync(log, topic))
+
+
+async def test_a_producer_that_delivers_nothing_is_replaced(brokers: RunningService, opened: OpenKafka) -> None:
+    """Appends that time out one after the other while brokers answer get another producer, and all are unknown.
+
+    The topic asks for three replicas in sync, and one is dead: brokers answer, and acknowledge no record.
+    """
+    log = await opened(brokers, delivery_timeout_s=2)
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    await eventually(lambda: _is_in_sync(log, topic))
+    (stuck,) = log._producers._appenders.values()
+    leader = await _leader(log, topic)
+    follower = next(node for node in brokers.nodes if node.plan.number != leader)
+    _ask_for_in_sync(brokers, topic, 3)
+    await asyncio.to_thread(follower.kill)
+    attempts: list[asyncio.Task[object]] = []
+
+    async def is_replaced() -> bool:
+        attempts.append(asyncio.create_task(log.append([NewRecord(topic, b"k", b"perhaps")])))
+        await asyncio.wait(attempts[-1:], timeout=0.3)  # so that some are always on their way
+        return stuck not in log._producers._appenders.values()
+
+    try:
+        await eventually(is_replaced)
+        failures = await asyncio.gather(*attempts, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(follower.start)
+        _ask_for_in_sync(brokers, topic, 1)
+    assert all(isinstance(failure, TimedOut) and not failure.outcome_known for failure in failures), failures
+    await eventually(lambda: _is_taken(log, topic))
+    assert set(values(await read_all(log, topic))[1:-1]) <= {b"perhaps", b"after"}
+    await eventually(lambda: _is_ended(stuck))
+    await eventually(lambda: _is_in_sync(log, topic))
+
+
+def _ask_for_in_sync(brokers: RunningService, topic: str, count: int) -> None:
+    entry = ConfigEntry("min.insync.replicas", str(count), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": brokers.address})
+    for answer in admin.incremental_alter_configs([resource]).values():
+        answer.result(30)
+
+
+async def _is_taken(log: KafkaLog, topic: str) -> bool:
+    with contextlib.suppress(TimedOut):
+        await log.append([NewRecord(topic, b"k", b"after")])
+        return True
+    return False
+
+
+async def _is_ended(appender: Appender) -> bool:
+    return not appender._poller._thread.is_alive()
 
 
 async def test_a_frozen_controller_holds_nothing_up_for_long(brokers: RunningService, opened: OpenKafka) -> None:

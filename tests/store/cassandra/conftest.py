@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cassandra.cluster import Cluster
+from tests.cql import cql_cluster
 
 from headrace.services import RunningService
 
@@ -22,6 +22,6 @@ def store_address(cassandra: RunningService) -> str:
 @pytest.fixture(scope="session")
 def cql(cassandra: RunningService) -> Iterator[Any]:
     """A session of the driver itself, as an operator's cqlsh."""
-    cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
+    cluster = cql_cluster(cassandra.host, cassandra.port)
     yield cluster.connect()
     cluster.shutdown()

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from cassandra.cluster import Cluster
+from tests.cql import cql_cluster
 
 from headrace.config import CassandraStoreSettings
 from headrace.services import RunningService, start
@@ -55,7 +54,7 @@ async def test_a_frozen_node_is_survived(nodes: RunningService, store: Store) ->
 
 async def test_a_keyspace_with_one_copy_is_warned_of(nodes: RunningService, caplog: pytest.LogCaptureFixture) -> None:
     """FM2: whoever opens a keyspace that was made with one copy is told what to run."""
-    cluster: Any = Cluster([nodes.host], port=nodes.port, protocol_version=4)
+    cluster = cql_cluster(nodes.host, nodes.port)
     session = await asyncio.to_thread(cluster.connect)
     await asyncio.to_thread(
         session.execute,

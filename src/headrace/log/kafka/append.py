@@ -20,7 +20,7 @@ from headrace.errors import (
 )
 from headrace.log.kafka.client import WHOLE_BATCH_BYTES
 from headrace.log.kafka.deliveries import DeliveryFailed, Placed
-from headrace.log.kafka.faults import PURGED, closed_first
+from headrace.log.kafka.faults import PURGED, TIMED_OUT, closed_first
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.producer import Appender
 from headrace.model import (
@@ -196,7 +196,8 @@ class Producers:
         self._placing = RecordPlacement(topic_cache)
         self._fast_paths: dict[str, _FastPath] = {}
         self._appenders: dict[int, Appender] = {}
-        self._retired: list[Appender] = []
+        self._retired: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def append(self, records: Sequence[NewRecord]) -> Awaitable[list[Position]]:
         """Start writing records. The returned awaitable gives their positions or raises DeliveryFailed.
@@ -216,8 +217,8 @@ class Producers:
 
     async def close(self, timeout_s: float) -> None:
         """Flush and close all producers."""
-        appenders = [*self._appenders.values(), *self._retired]
-        await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
+        self._is_closed = True
+        await asyncio.gather(*(appender.close(timeout_s) for appender in self._appenders.values()), *self._retired)
 
     def _fast_path(self, topic: Topic) -> _FastPath:
         """Remember what appends of single records to a topic need, until its description changes."""
@@ -245,10 +246,12 @@ class Producers:
         return _in_order(list(parts.values()), results)
 
     def _appender(self, batch_bytes: int) -> Appender:
-        """Return the producer for batches of a size; one that failed for good is replaced."""
+        """Return the producer for batches of a size; one that failed for good is replaced, and closed meanwhile."""
         appender = self._appenders.get(batch_bytes)
         if appender is not None and appender.is_dead:
-            self._retired.append(self._appenders.pop(batch_bytes))
+            closing = asyncio.ensure_future(self._appenders.pop(batch_bytes).close(self._delivery_timeout_s))
+            self._retired.add(closing)
+            closing.add_done_callback(self._retired.discard)
             appender = None
         if appender is None:
             config = self._cluster.configs.producer(batch_bytes=batch_bytes)
@@ -265,12 +268,12 @@ class Producers:
             return refusal
         if failure.error.code() == KafkaError._DESTROY:  # noqa: SLF001 - its partition was taken away
             return await self._gone(topic)
-        if failure.error.code() in PURGED:
+        if failure.error.code() in PURGED and self._is_closed:
             return closed_first(topic)
         if failure.brokers_down:
             return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
         return self._faults.of(
-            failure.error,
+            TIMED_OUT if failure.error.code() in PURGED else failure.error,  # purged with a producer that was replaced
             f"append to topic {topic!r}",
             timeout_s=self._delivery_timeout_s,
             topic=topic,

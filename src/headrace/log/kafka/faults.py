@@ -15,6 +15,7 @@ __all__ = [
     "NOT_OWNER",
     "PURGED",
     "STALE_LEADER",
+    "TIMED_OUT",
     "UNKNOWN_TOPIC",
     "Faults",
     "closed_first",
@@ -109,6 +110,7 @@ _TIMED_OUT = frozenset(
 )
 # A duplicate of a record that is so old that the broker does not know its offset any more.
 NO_OFFSET = KafkaError(KafkaError._NO_OFFSET, "it was delivered, and the broker does not say where")  # noqa: SLF001
+TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001
 # No answer: a requested change may have been made.
 UNANSWERED = (_UNREACHABLE | _TIMED_OUT) - STALE_LEADER - {KafkaError._RESOLVE}  # noqa: SLF001
 # Dropped by a close. Records that wait for a retry are in the queue too, so a dropped record may be in the log.

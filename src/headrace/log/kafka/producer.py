@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import Closed
-from headrace.log.kafka.client import DRIVER_LOG, Threads
+from headrace.log.kafka.client import DRIVER_LOG, LOGGER, Threads
 from headrace.log.kafka.deliveries import (
     REFRESHES,
     Append,
@@ -27,7 +27,7 @@ from headrace.log.kafka.deliveries import (
     is_about_partition,
     refresh,
 )
-from headrace.log.kafka.faults import closed_first, error_in
+from headrace.log.kafka.faults import TIMED_OUT, closed_first, error_in
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position
@@ -37,6 +37,7 @@ __all__ = ["Appender"]
 _SECONDS = APPEND_SECONDS.labels("kafka")
 _ROOM_S = 0.05
 _BURST_BYTES = 256 * 1024
+_ANSWER_S = 5.0
 
 
 class Appender:
@@ -55,6 +56,8 @@ class Appender:
         self._room: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._brokers_down = False
+        self._timed_out_at_s: float | None = None
+        self._is_checking = False
         self.is_dead = False
         self._poller = Poller(
             self._producer,
@@ -167,13 +170,45 @@ class Appender:
         failed = [append.error for append in landed if append.error is not None]
         self.is_dead = self.is_dead or any(error.fatal() for error in failed)
         if len(failed) < len(landed):
-            self._brokers_down = False
+            self._brokers_down, self._timed_out_at_s = False, None
+        elif failed:
+            self._look_for_time_outs(landed)
         brokers_down = self._brokers_down
         for append in landed:
             append.settle(brokers_down)
         _count(landed if not failed else [append for append in landed if append.error is None])
         if self._room is not None:
             self._produce_waiting()
+
+    def _look_for_time_outs(self, failed: list[Append]) -> None:
+        """Find out if the producer is stuck: an append timed out that was made after the last time-out."""
+        started = [append.started for append in failed if append.error.code() == TIMED_OUT.code()]
+        if not started or self.is_dead or self._is_stopped:
+            return
+        if self._timed_out_at_s is None:
+            self._timed_out_at_s = time.perf_counter()
+        elif max(started) > self._timed_out_at_s and not self._is_checking:
+            self._is_checking = True
+            self._threads.start(_answers, self._producer).add_done_callback(self._retire_if_stuck)
+
+    def _retire_if_stuck(self, answers: asyncio.Future[bool]) -> None:
+        """Let another producer replace this one if brokers answer it and yet nothing is delivered.
+
+        The driver's idempotent producers can stay in such a state, for instance when their epochs are used up. What is
+        still queued fails now: if it were delivered later, it would come after appends of the next producer.
+        """
+        self._is_checking = False
+        is_answered = not answers.cancelled() and answers.exception() is None and answers.result()
+        if not is_answered or self._timed_out_at_s is None or self._is_stopped:
+            return
+        LOGGER.warning("appends to %s time out though it answers; their producer is replaced", self._address)
+        self.is_dead = True
+        self._stop_waiting_for_room()
+        while self._waiting:
+            append = self._waiting.popleft()
+            if not append.future.done() and not append.refuse(TIMED_OUT):
+                append.settle(self._brokers_down)
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _shut(self, timeout_s: float) -> None:
         self._poller.join()
@@ -185,6 +220,15 @@ class Appender:
 
     def _closed(self) -> Closed:
         return Closed(f"log {self._address}")
+
+
+def _answers(producer: Any) -> bool:  # noqa: ANN401
+    """Return True if a broker answers this producer. Blocks."""
+    try:
+        producer.list_topics(timeout=_ANSWER_S)
+    except KafkaException:
+        return False
+    return True
 
 
 def _count(done: list[Append]) -> None:

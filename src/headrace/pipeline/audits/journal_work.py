@@ -156,7 +156,8 @@ def cases_of(journal: JournalRows) -> list[KeyCase]:
     """Return the cases of a journal: one, unless foreign producers wrote the same key to several partitions.
 
     In a topic that never grew, the records of a key count wherever they are. After a growth they count in the partition
-    that the key belonged to. Without a record, a journal belongs where its records would go.
+    that the key belonged to. Without a record, a journal belongs where its head says its last record is, which may have
+    been written after the log was read.
     """
     layout = journal.facts.window.layout
     home = layout.route(journal.id)
@@ -170,7 +171,8 @@ def cases_of(journal: JournalRows) -> list[KeyCase]:
     for entry in journal.entries:
         by_partition.setdefault(entry.partition, []).append(entry)
     if not by_partition and journal.head is not None:
-        by_partition[home.partition] = []
+        of_head = journal.head.partition
+        by_partition[of_head if of_head in journal.facts.window.stretches else home.partition] = []
     return [
         KeyCase(
             journal.facts,

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from headrace.pipeline.audits.findings import Finding
-from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place, judge
+from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place, equally_likely, judge
 from headrace.pipeline.audits.tag_judge import TagVerdict
 from headrace.pipeline.audits.windows import AuditWindow, KeyWindow
-from headrace.protocol import Append, Entry, fold_key
+from headrace.protocol import Append, Entry, Poison, Verdict, fold_key
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, Store, StoreReader, segment_of
 
 __all__ = ["KeyLook", "look", "look_at_key", "look_at_keys"]
@@ -112,6 +112,14 @@ class KeyLook:
     stored: Stored | None = None
     verdict: Judgement | None = None
     tags: TagVerdict | None = None
+    case: JournalCase | None = None
+
+    def others(self) -> Iterator[KeyLook]:
+        """Yield the look with other verdicts that are as likely, if the records that are left do not tell which."""
+        if self.case is None or self.stored is None or self.verdict is None:
+            return
+        for verdict in equally_likely(self.case, self.stored, self.verdict):
+            yield replace(self, verdict=verdict)
 
     @property
     def findings(self) -> list[Finding]:
@@ -143,15 +151,16 @@ async def look_at_key(
 
     A head or rows above the window come from running replication, if the log has their records.
     """
-    key_window = window.of_key(id_)
-    entries = sorted((entry for entry in entries if not key_window.is_before(entry.place)), key=lambda e: e.place)
+    entries = sorted(entries, key=lambda entry: entry.place)
+    key_window = _behind_lost_holds(window.of_key(id_), entries)
+    entries = [entry for entry in entries if not key_window.is_before(entry.place)]
     sizes = [entry.segment_size for entry in entries if entry.segment_size] or [_size(window)]
     last = max((entry.action.last for entry in entries if isinstance(entry.action, Append)), default=0)
     stored = await look(store.reader, window.at.topic, id_, key_window, sizes, last, head=head)
     if stored is None or _is_ahead(stored.meta, key_window, entries):
         return KeyLook(id_)
     case = _case(window, key_window, id_, _sized(window, stored.meta, entries), marker_ttl_s)
-    return KeyLook(id_, stored, judge(case, stored))
+    return KeyLook(id_, stored, judge(case, stored), case=case)
 
 
 async def look_at_keys(
@@ -189,6 +198,24 @@ def _case(
         markers_gone_before_ms=int((time.time() - marker_ttl_s) * 1000),
         places_ahead=frozenset(entry.place for entry in entries if key_window.is_ahead(entry.place)),
     )
+
+
+def _behind_lost_holds(window: KeyWindow, entries: Sequence[Entry]) -> KeyWindow:
+    """Return the window, without what lies before a verdict on a record that has left the log.
+
+    Such a verdict has applied records that were held, and may have left the log too: nobody knows what came of them.
+    """
+    if window.is_whole:
+        return window
+    held: set[int] = set()
+    for entry in entries:
+        if window.is_before(entry.place) or window.is_ahead(entry.place):
+            continue
+        if isinstance(entry.action, Poison):
+            held.add(entry.offset)
+        elif isinstance(entry.action, Verdict) and entry.action.held_from not in held:
+            window, held = replace(window, first=Place(entry.generation, entry.offset + 1)), set()
+    return window
 
 
 def _is_ahead(meta: JournalMeta | None, window: KeyWindow, entries: Sequence[Entry]) -> bool:

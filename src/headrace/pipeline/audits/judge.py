@@ -35,6 +35,7 @@ __all__ = [
     "claimed_place",
     "compare",
     "differing",
+    "equally_likely",
     "expected_rows",
     "judge",
     "pointer_findings",
@@ -220,6 +221,21 @@ def judge(case: JournalCase, stored: Stored) -> Judgement:
     return best
 
 
+def equally_likely(case: JournalCase, stored: Stored, verdict: Judgement) -> Iterator[Judgement]:
+    """Yield judgements from other states before the window that leave no more findings, and other events with tags.
+
+    Rows and head of a journal that was purged within the window do not tell which appends before the purge counted.
+    """
+    if case.window.is_whole:
+        return
+    seen = [verdict.fold.tagged]
+    for base in _bases(case, stored):
+        other = _compare_from(case, stored, base)
+        if _weight(other) <= _weight(verdict) and other.fold.tagged not in seen:
+            seen.append(other.fold.tagged)
+            yield other
+
+
 def _weight(verdict: Judgement) -> float:
     """Return how unlikely these findings are together: heads are more reliable than rows, and rows are lost first."""
     return sum(_WEIGHTS.get(finding.kind, 1.0 if finding.offset is not None else 1.5) for finding in verdict.findings)
@@ -259,6 +275,9 @@ def _bases(case: JournalCase, stored: Stored) -> Iterator[JournalMeta | None]:
         for count, seq_nr in enumerate(_seq_nrs(case, stored)):
             if count < _MAX_BASES:
                 yield from _existing(case, witness, seq_nr)
+    if meta is not None and meta.is_purged and meta.held_from is not None:
+        below = _below(case)  # there was no journal, and a record that can't be decoded had been skipped before
+        yield msgspec.structs.replace(meta, generation=below.generation, offset=below.offset, held_from=None)
     yield _absent(case, meta)
 
 

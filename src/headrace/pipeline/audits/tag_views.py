@@ -118,7 +118,26 @@ class TagLooks:
         wrong = [look for look in judged if verdicts[look.id].findings]
         for look in wrong:
             rows[look.id] = await self._read_again(window, look.id, rows[look.id], verdicts[look.id].doubtful)
-        return {**verdicts, **await self._judge_all(window, wrong, rows)}
+        verdicts |= await self._judge_all(window, wrong, rows)
+        return verdicts | {look.id: await self._likeliest(window, look, rows, verdicts[look.id]) for look in wrong}
+
+    async def _likeliest(
+        self, window: AuditWindow, look: KeyLook, rows: Mapping[str, Sequence[TagRow]], verdict: TagVerdict
+    ) -> TagVerdict:
+        """Return the verdict with the fewest findings, from the states before the window that are as likely.
+
+        A state that leaves the last number of a tag without a row and without a finding does not explain the views.
+        """
+        if not verdict.findings:
+            return verdict
+        numbers = (await self._numbers([look.id]))[look.id]
+        lost = {tag for tag, known in numbers.items() if not _has_row(rows[look.id], known)} - self.trimmed.keys()
+
+        def cost(of: TagVerdict) -> tuple[int, int]:
+            return len(lost - {finding.tag for finding in of.findings}), len(of.findings)
+
+        others = [(await self._judge_all(window, [other], rows))[look.id] for other in look.others()]
+        return min([verdict, *others], key=cost)
 
     async def _judge_all(
         self, window: AuditWindow, looks: Sequence[KeyLook], rows: Mapping[str, Sequence[TagRow]]
@@ -184,7 +203,7 @@ class TagLooks:
             TagCase(
                 at=window.at,
                 id=look.id,
-                window=window.of_key(look.id),
+                window=look.case.window if look.case is not None else window.of_key(look.id),
                 fold=look.verdict.fold,
                 numbering=self.numbering,
                 rows=rows,
@@ -213,6 +232,11 @@ class TagLooks:
                 return await self.store.tags.numbers.of(self.numbering.topic, id_)
 
         return dict(zip(ids, await asyncio.gather(*(one(id_) for id_ in ids)), strict=True))
+
+
+def _has_row(rows: Iterable[TagRow], number: TagNumber) -> bool:
+    """Return True if the last event that was numbered under a tag has its row there."""
+    return any((row.tag, row.number, row.place) == (number.tag, number.number, number.place) for row in rows)
 
 
 def _is_whole(window: AuditWindow) -> bool:

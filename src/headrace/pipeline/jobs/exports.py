@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, OperationFailed
 from headrace.model import TopicPartition
 from headrace.pipeline.jobs.export_manifest import EXPORT_TABLES, ExportFolder, ExportManifest, remove_folder
 from headrace.pipeline.jobs.job_reports import layout_of
@@ -57,8 +57,8 @@ def export_journals(
     Tables: `journal` (the columns of `journal_frame`, in folders by topic and date), `tags` (a row for each tag of an
     event) and `heads` (the columns of `meta_frame`). The folder must be on a disk that driver and workers share. An
     export that dies leaves files that no manifest names, and the next one writes them again. Raises OperationFailed if
-    another export into the folder finished meanwhile, BadArgument if the folder holds a topic of this name of another
-    log; a held journal fails the export.
+    another export into the folder finished meanwhile, or if Spark's files are not found in the folder; BadArgument if
+    it holds a topic of this name of another log; a held journal fails the export.
     """
     target = ExportFolder(Path(folder))
     target.write_delta_logs()
@@ -163,10 +163,25 @@ class _Export:
         return min(last.offset if last.generation == generation else -1 for last, generation in lasts)
 
     def _write(self, table: str, frame: DataFrame) -> str:
-        """Write the files of a table; return its schema as JSON."""
-        path = self._target.data(table, self._export)
-        frame.write.partitionBy(*EXPORT_TABLES[table]).parquet(_uri(path))
+        """Write the files of a table; return its schema as JSON. Raises OperationFailed if they are not found here."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        seen = Observation()
+        observed = frame.observe(seen, f.count(f.lit(1)).alias("rows"))
+        observed.write.partitionBy(*EXPORT_TABLES[table]).parquet(_uri(self._target.data(table, self._export)))
+        self._check_found(table, seen.get.get("rows", 0))
         return str(frame.schema.json())
+
+    def _check_found(self, table: str, written: int) -> None:
+        """Raise OperationFailed if rows are missing in the files that this machine sees: no later run adds them."""
+        found = sum(file.rows for file in self._target.files(table, self._export))
+        if found < written:
+            reason = (
+                f"Spark wrote {written} rows of the table {table}, and this machine finds {found}; the folder must be "
+                "on a disk that this program shares with Spark's driver and workers"
+            )
+            raise OperationFailed(f"exporting into {self._target.folder}", reason)
 
     def _manifest(self, schemas: Mapping[str, str]) -> ExportManifest:
         offsets = {topic: {**self._last.offsets.get(topic, {}), **places} for topic, places in self._now.items()}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.errors import BadArgument, JournalTopicExpires, TopicClaimed, TopicShared
-from headrace.journal import Topology, read_terms, why_records_expire
+from headrace.errors import BadArgument, JournalTopicExpires, TopicClaimed, TopicShared, UnknownTopic
+from headrace.journal import JOURNAL_TOPIC, Topology, read_terms, why_records_expire
 from headrace.model import partition_of
 from headrace.pipeline.jobs.import_writer import ImportCounts, ImportedRow, PartitionImport
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
@@ -78,7 +78,7 @@ def import_journals(
     rows = _numbered(_rows(frame))
     if partitions is None:
         run(_partitions(endpoints, topic, None))  # raises at once, and not after the rows were read
-    _check_numbers(rows)
+    _check_numbers(rows, run(_latest_ms(endpoints, topic)))
     count = run(_partitions(endpoints, topic, partitions))
     sent = rows.mapInArrow(ImportRouter(count), f"{rows.drop(*_CHECKED).schema.simpleString()[7:-1]},partition:int")
     tasks = sent.repartitionById(count, "partition").sortWithinPartitions("order_ms", "id", "seq_nr")
@@ -108,6 +108,15 @@ async def _partitions(endpoints: Endpoints, topic: str, partitions: int | None) 
     if reason is not None:
         raise JournalTopicExpires(topic, reason)
     return layout.partitions
+
+
+async def _latest_ms(endpoints: Endpoints, topic: str) -> int:
+    """Return the latest time that the topic takes now, or would take if it were made."""
+    try:
+        config = (await (await log_of(endpoints)).admin.describe(topic)).config
+    except UnknownTopic:
+        config = JOURNAL_TOPIC
+    return min(time.time_ns() // 1_000_000 + config.timestamp_ahead_ms, MAX_TIMESTAMP_MS)
 
 
 def _rows(frame: DataFrame) -> DataFrame:
@@ -197,10 +206,10 @@ def _numbered(rows: DataFrame) -> DataFrame:
     )
 
 
-def _check_numbers(rows: DataFrame) -> None:
+def _check_numbers(rows: DataFrame, latest_ms: int) -> None:
     """Raise BadArgument for a row without id or number, a number that comes twice, a gap, a time of no log, no JSON."""
     wrong = "id IS NULL OR id = '' OR seq_nr IS NULL OR seq_nr < 1 OR seq_nr != before + 1 OR has_no_json"
-    no_time = f"time_ms < 1 OR time_ms > {MAX_TIMESTAMP_MS}"
+    no_time = f"time_ms < 1 OR time_ms > {latest_ms}"
     odd = rows.where(f"{wrong} OR {no_time}").select("id", "seq_nr", "time_ms", *_CHECKED).limit(1).collect()
     if not odd:
         return
@@ -209,6 +218,11 @@ def _check_numbers(rows: DataFrame) -> None:
         raise BadArgument("frame", (row.id, row.seq_nr), "every row has an id and a seq_nr from 1 on")
     if row.time_ms is not None and not 1 <= row.time_ms <= MAX_TIMESTAMP_MS:
         rule = "in milliseconds, a log's times begin 1 ms after 1970 and end with the year 9999"
+        raise BadArgument(f"timestamp of event {row.seq_nr} of {row.id!r}", row.time_ms, rule)
+    if row.time_ms is not None and row.time_ms > latest_ms:
+        rule = (
+            f"in milliseconds, the topic takes times up to {latest_ms} now; correct the time, or this machine's clock"
+        )
         raise BadArgument(f"timestamp of event {row.seq_nr} of {row.id!r}", row.time_ms, rule)
     if row.has_no_json:
         rule = "JSON has no such number; replace it by null or text, or give the payload as binary"

@@ -92,9 +92,13 @@ def columns_of_batches(at: TopicPartition, batches: Sequence[pa.RecordBatch]) ->
 
 
 def _headers_of(column: pa.ListArray) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
-    """Yield the headers of each row. Slicing flat columns is much cheaper than converting rows to dicts."""
-    pairs = column.values
-    flat = list(zip(pairs.field(0).to_pylist(), pairs.field(1).to_pylist(), strict=True))
+    """Yield the headers of each row. Slicing flat columns is much cheaper than converting rows to dicts.
+
+    A part of a batch shares the values of the whole one, of which it takes its own.
+    """
     ends = column.offsets.to_pylist()
+    first = ends[0]
+    pairs = column.values.slice(first, ends[-1] - first)
+    flat = list(zip(pairs.field(0).to_pylist(), pairs.field(1).to_pylist(), strict=True))
     for start, end in itertools.pairwise(ends):
-        yield tuple(flat[start:end])
+        yield tuple(flat[start - first : end - first])

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from headrace.journal import replicate_batch
+from headrace.errors import OffsetOutOfRange, Unavailable
+from headrace.journal import check_no_hole, replicate_batch, replicated_up_to
 from headrace.model import TopicPartition
+from headrace.observe import get_logger
 from headrace.pipeline.logs.offsets import decode_offsets
 from headrace.pipeline.logs.plan import Plan
 from headrace.pipeline.replication.outcomes import TaskOutcome
 from headrace.pipeline.replication.reports import BatchReport
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import store_of, tag_writer_of
+from headrace.pipeline.spark.process import log_of, store_of, tag_writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-__all__ = ["ProgressReports", "finish_batch", "lag_of"]
+__all__ = ["ProgressReports", "ends_of", "finish_batch", "lag_of"]
 
 _WOKEN = ("", None)
+
+_logger = get_logger(__name__)
 
 
 class ProgressReports(StreamingQueryListener):
@@ -117,7 +121,8 @@ async def finish_batch(
     starts, ends = _offsets(source["startOffset"]) or dict(plan.starts), _offsets(source["endOffset"])
     applied = {outcome.at: outcome.applied for outcome in outcomes}
     moved = [at for at, end in ends.items() if end > starts.get(at, 0)]
-    await asyncio.gather(*(_pass(endpoints, plan, at, ends[at], applied.get(at, -1)) for at in moved))
+    done = {at: max(starts.get(at, 0) - 1, applied.get(at, -1)) for at in moved}
+    await asyncio.gather(*(_try_to_pass(endpoints, plan, at, ends[at], done[at]) for at in moved))
     latest = _offsets(source.get("latestOffset")) or ends
     return BatchReport(
         batch=progress["batchId"],
@@ -139,10 +144,31 @@ def lag_of(
     return {at: max(0, latest.get(at, end) - end, plan.ends.get(at, end) - end) for at, end in ends.items()}
 
 
-async def _pass(endpoints: Endpoints, plan: Plan, at: TopicPartition, end: int, applied: int) -> None:
-    if applied < end - 1:
-        store, views = await store_of(endpoints), await tag_writer_of(endpoints, with_log=True)
-        await replicate_batch(store, plan.layouts[at.topic], at, [], up_to=end - 1, views=views)
+async def _try_to_pass(endpoints: Endpoints, plan: Plan, at: TopicPartition, end: int, done: int) -> None:
+    """Move the stored offset to the end of a batch whose records up to `done` are in the store.
+
+    It stays where it is if the store is unavailable or was set back meanwhile: a later batch or query moves it.
+    """
+    if done >= end - 1:
+        return
+    try:
+        await _pass(endpoints, plan, at, end, done)
+    except (Unavailable, OffsetOutOfRange) as error:
+        _logger.warning("the stored offset was not moved", partition=str(at), end=end, error=str(error))
+
+
+async def _pass(endpoints: Endpoints, plan: Plan, at: TopicPartition, end: int, done: int) -> None:
+    store, layout = await store_of(endpoints), plan.layouts[at.topic]
+    behind = await replicated_up_to(store, layout, at) + 1
+    if behind <= done:
+        await check_no_hole(await log_of(endpoints), at, behind, end)
+    views = await tag_writer_of(endpoints, with_log=True)
+    await replicate_batch(store, layout, at, [], up_to=end - 1, views=views)
+
+
+def ends_of(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """Return the offsets (exclusive) up to which a batch and those before it have read the log."""
+    return _offsets(progress["sources"][0]["endOffset"])
 
 
 def _offsets(text: Any) -> dict[TopicPartition, int]:  # noqa: ANN401 - Spark gives text, or nothing

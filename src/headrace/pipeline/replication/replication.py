@@ -28,7 +28,7 @@ from headrace.pipeline.logs.frames import log_stream
 from headrace.pipeline.logs.offsets import Offsets
 from headrace.pipeline.logs.plan import Plan, Selection, plan_of
 from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, read_outcomes
-from headrace.pipeline.replication.progress import ProgressReports, finish_batch
+from headrace.pipeline.replication.progress import ProgressReports, ends_of, finish_batch
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
     RESTARTS,
@@ -156,6 +156,7 @@ class Replication:
         self._reports = ProgressReports()
         self._give_up_s: float | None = None
         self._moved = _Movement()
+        self._reached: dict[TopicPartition, int] = {}
         self._summary = Summary()
         self._remove_at_s = 0.0
 
@@ -261,6 +262,7 @@ class Replication:
     def _watch(self, query: Any, plan: Plan, outcomes: Path, *, once: bool) -> tuple[Ended, str]:  # noqa: ANN401
         """Finish batches as they end, until the query ends or another one is needed."""
         run_id = str(query.runId)
+        self._reached = dict(plan.starts)
         look_at_s = time.monotonic() + self._settings.discover_every_s
         while True:
             next_s = min(look_at_s - time.monotonic(), _CHECK_EVERY_S) if not once else _CHECK_EVERY_S
@@ -306,6 +308,7 @@ class Replication:
             if source is None or source["endOffset"] == source["startOffset"]:
                 continue  # Spark also reports from time to time when there is nothing to do
             report = run(finish_batch(self._endpoints, plan, progress, read_outcomes(outcomes, progress["batchId"])))
+            self._reached |= ends_of(progress)
             self._summary.batches += 1
             self._summary.records += report.records
             self._summary.rows += report.rows
@@ -353,9 +356,19 @@ class Replication:
                 self._notify(f"a record of a key that has moved is void: {stray} of {outcome.at}")
 
     def _has_changed(self, plan: Plan) -> bool:
-        """Return True if topics or layouts have changed. Raises errors that an operator must act on."""
+        """Return True if topics or layouts have changed, or stored offsets are behind what finished batches have read.
+
+        They are behind if the store was set back, or was away when they were to be moved. Raises errors that an
+        operator must act on.
+        """
         now = self._plan(is_checked=False)
-        return now is not None and now.shape() != plan.shape()
+        if now is None:
+            return False
+        behind = [at for at, end in self._reached.items() if now.starts.get(at, end) < min(end, now.ends.get(at, end))]
+        if behind:
+            more = f", and so in {len(behind) - 1} other partitions" if len(behind) > 1 else ""
+            self._notify(f"starts again: the store lacks {behind[0]} from offset {now.starts[behind[0]]} on{more}")
+        return bool(behind) or now.shape() != plan.shape()
 
     def _let_batch_end(self, query: Any) -> None:  # noqa: ANN401
         """Wait for the running micro-batch. This only saves work: a batch that is cut short is replayed."""

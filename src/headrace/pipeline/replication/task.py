@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.errors import HeadraceError, IntegrityBroken, ReadAgain
-from headrace.journal import Layout, Replicated, layout_key, replicate_batch
+from headrace.journal import Layout, Replicated, check_no_hole, layout_key, replicate_batch, replicated_up_to
 from headrace.model import RecordColumns, TopicPartition
 from headrace.pipeline.logs.records import columns_of_batches
 from headrace.pipeline.replication.outcomes import TaskOutcome
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import kept_heads_of, one_line, run, store_of, tag_writer_of
+from headrace.pipeline.spark.process import kept_heads_of, log_of, one_line, run, store_of, tag_writer_of
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -144,9 +144,17 @@ async def _replicate(endpoints: Endpoints, records: RecordColumns) -> Replicated
     """Replicate one chunk. The layout is read after the records: it was stored before records were written by it."""
     store = await store_of(endpoints)
     layout = await _layout(store, records.at.topic)
+    await _check_follows(endpoints, store, layout, records)
     views, heads = await tag_writer_of(endpoints), kept_heads_of(endpoints)
     last = records.offsets[-1]
     return await replicate_batch(store, layout, records.at, records, up_to=last, views=views, heads=heads)
+
+
+async def _check_follows(endpoints: Endpoints, store: Store, layout: Layout, records: RecordColumns) -> None:
+    """Raise ReadAgain if the store lacks records before these: the driver starts again from where the store is."""
+    behind = await replicated_up_to(store, layout, records.at) + 1
+    if behind < records.offsets[0]:
+        await check_no_hole(await log_of(endpoints), records.at, behind, records.offsets[0])
 
 
 def _partitions_of(batch: pa.RecordBatch) -> set[TopicPartition]:

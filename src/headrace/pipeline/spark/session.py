@@ -8,10 +8,13 @@ artifacts of the client.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import metadata, resources
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import PipelineSettings
@@ -122,12 +126,41 @@ def provide_interpreter(spark: SparkSession) -> None:
 
     Spark's own default is the `python3` of the PATH. A notebook, or a program whose virtual environment is not
     activated, has another one there. Whoever has named an interpreter, or has workers elsewhere, keeps what they have.
+    Raises UnsupportedPlatform for a server of Spark Connect that this program started with another environment.
     """
-    if is_connect(spark) or _INTERPRETER in os.environ:
+    if is_connect(spark):
+        _check_own_server()
+        return
+    if _INTERPRETER in os.environ:
         return
     context = spark.sparkContext
     if context.master.startswith("local") and not context.getConf().contains("spark.pyspark.python"):
         context.pythonExec = sys.executable
+
+
+def _check_own_server() -> None:
+    """Raise UnsupportedPlatform if the server of Spark Connect in this program has workers that can't import Headrace.
+
+    Such a server reads the name of the interpreter from the environment of its JVM, which never changes.
+    """
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm  # noqa: SLF001 - no public way to ask
+    if _OWN_SERVER not in os.environ or jvm is None:
+        return
+    named = (jvm.System.getenv(name) for name in (_INTERPRETER, "PYSPARK_DRIVER_PYTHON"))
+    python = next(filter(None, named), "python3")
+    found = shutil.which(python, path=jvm.System.getenv("PATH"))
+    if found is None or not _has_headrace(found):
+        need = "a Python environment with headrace for the workers of Spark Connect's local server"
+        step = f"restart this program with {_INTERPRETER}={sys.executable} in the environment"
+        raise UnsupportedPlatform(need, found or f"no {python}", step)
+
+
+@functools.cache
+def _has_headrace(python: str) -> bool:
+    command = [python, "-c", "import headrace.pipeline.spark.process"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def check_version(version: str) -> None:
@@ -143,6 +176,8 @@ def check_version(version: str) -> None:
 
 _LOOPBACK = "127.0.0.1"
 _INTERPRETER = "PYSPARK_PYTHON"
+_REMOTE = ("SPARK_REMOTE", "SPARK_API_MODE")
+_OWN_SERVER = "SPARK_LOCAL_REMOTE"  # pyspark sets it in a program that has started a server of Spark Connect
 _started: list[subprocess.Popen[bytes]] = []  # the JVM of this process, if we started it
 
 # The jobs depend on these: they win over submitted properties.
@@ -187,7 +222,8 @@ def spark_session(
 
     Inside spark-submit the submitted properties are kept, except those that the jobs depend on (time zone, no
     speculation, Arrow, …); `pipeline.spark` wins over both. Jars are fetched once, checked by SHA-256 and cached.
-    If `endpoints` are on the embedded tier and the jars can't be fetched, the session starts without them.
+    If `endpoints` are on the embedded tier and the jars can't be fetched, the session starts without them. It is a
+    session with its own JVM, also where the environment names a server of Spark Connect.
     """
     try:
         from pyspark.sql import SparkSession
@@ -204,7 +240,7 @@ def spark_session(
     else:
         base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(endpoints, watcher), is_brief=is_brief)}
     config = {**base, **settings.spark}
-    with _jvm_ends_with_failure():
+    with _jvm_ends_with_failure(), _without_remote():
         if not was_submitted:
             find_java()
             with compiled_home() if settings.master.startswith("local") else nullcontext():
@@ -231,12 +267,23 @@ def end_session(spark: SparkSession) -> None:
 
 
 @contextmanager
+def _without_remote() -> Iterator[None]:
+    """Hide the server of Spark Connect that the environment names: Spark refuses to start beside such a name."""
+    hidden = {name: os.environ.pop(name) for name in _REMOTE if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextmanager
 def _jvm_ends_with_failure() -> Iterator[None]:
     """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would run forever."""
     from pyspark import java_gateway
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - as Popen takes them
-        _started.append(subprocess.Popen(*arguments, **options))
+        with _interrupts_later():  # if one came within, the process would have started and nobody would know it
+            _started.append(subprocess.Popen(*arguments, **options))
         return _started[-1]
 
     real, java_gateway.Popen = java_gateway.Popen, start
@@ -247,6 +294,23 @@ def _jvm_ends_with_failure() -> Iterator[None]:
         raise
     finally:
         java_gateway.Popen = real
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Let an interrupt that comes within the block count at its end."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for each in came:
+            before(*each)
 
 
 def _kill_started() -> None:
