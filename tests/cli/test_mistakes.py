@@ -100,7 +100,7 @@ def test_an_interrupt_that_is_swallowed_while_spark_starts_counts() -> None:
 
 
 def test_an_interrupt_while_the_jvm_is_being_started_counts_when_it_is_known() -> None:
-    """FN4: it comes when the process has begun and Popen has not returned: the process ends with the rest."""
+    """FN4: it comes when the process has begun and Popen has not returned: the process ends, and no other JVM does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     begun: list[subprocess.Popen[bytes]] = []
 
@@ -110,14 +110,20 @@ def test_an_interrupt_while_the_jvm_is_being_started_counts_when_it_is_known() -
             begun.append(self)
             signal.raise_signal(signal.SIGINT)
 
+    earlier = subprocess.Popen(["sleep", "60"])  # as the JVM of a session that this process has already
     try:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "_started", [earlier])
             patch.setattr(session.subprocess, "Popen", Interrupted)
             with pytest.raises(KeyboardInterrupt), session._jvm_ends_with_failure():
                 java_gateway.Popen(["sleep", "60"])
     finally:
         signal.signal(signal.SIGINT, before)
+        ended = earlier.poll()
+        earlier.kill()
+        earlier.wait()
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
+    assert ended is None
 
 
 @pytest.mark.spark

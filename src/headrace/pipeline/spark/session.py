@@ -278,8 +278,13 @@ def _without_remote() -> Iterator[None]:
 
 @contextmanager
 def _jvm_ends_with_failure() -> Iterator[None]:
-    """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would run forever."""
+    """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would run forever.
+
+    A JVM that ran before belongs to other sessions of this process and stays.
+    """
     from pyspark import java_gateway
+
+    ran_before = len(_started)
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - as Popen takes them
         with _interrupts_later():  # if one came within, the process would have started and nobody would know it
@@ -290,7 +295,7 @@ def _jvm_ends_with_failure() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _kill_started()
+        _kill_started(since=ran_before)
         raise
     finally:
         java_gateway.Popen = real
@@ -313,8 +318,8 @@ def _interrupts_later() -> Iterator[None]:
             before(*each)
 
 
-def _kill_started() -> None:
-    while _started:
+def _kill_started(*, since: int = 0) -> None:
+    while len(_started) > since:
         process = _started.pop()
         process.kill()
         process.wait()
