@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: Counter[str] = Counter()
+        self.faults: list[str] = []  # what happens to the next requests: "cut" within the body, or "overloaded"
         handler = partial(_Handler, self, directory=str(folder))
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -66,7 +68,16 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._repository.asked[self.path] += 1
-        super().do_GET()
+        fault = self._repository.faults.pop() if self._repository.faults else None
+        if fault == "overloaded":
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
+        elif fault == "cut":
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Length", "15000")
+            self.end_headers()
+            self.wfile.write(b"one" * 3000)
+        else:
+            super().do_GET()
 
     def log_message(self, *_args: Any) -> None:
         """Keep the test's output clean."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.errors import ChecksumMismatch, FetchFailed
+from headrace.runtime import Backoff
 from headrace.services import NAMES, Quiet
+from headrace.services import fetch as fetching
 from headrace.services.fetch import fetch, tar_within_zip, unpack, zip_folder
 from headrace.services.packages import Cache, Package, cache_folder, locked
 
@@ -27,6 +32,14 @@ from headrace.services.packages import Package
 packages = [Package.parse(line) for line in sys.argv[2:]]
 print(fetch("it", packages, cache=Cache(Path(sys.argv[1])), watcher=Quiet())[0].read_bytes().decode())
 """
+
+
+class _Counting(Quiet):
+    def __init__(self) -> None:
+        self.arrived: list[int] = []
+
+    def fetching(self, _service: str, _packages: Any) -> Any:
+        return nullcontext(self.arrived.append)
 
 
 def test_a_package_is_fetched_once(repository: Any, tmp_path: Path) -> None:
@@ -84,8 +97,11 @@ def test_a_file_that_is_not_the_pinned_one_never_enters_the_cache(repository: An
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_package_the_repository_lacks_is_named(repository: Any, tmp_path: Path) -> None:
+def test_a_package_the_repository_lacks_is_named(
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FetchFailed has the package's coordinate."""
+    monkeypatch.setattr(fetching, "RETRY", Backoff(first_s=0))
     absent = Package("org.example", "absent", "2.0", "jar", "", "0" * 64, 1)
 
     with pytest.raises(FetchFailed, match=r"org\.example:absent:2\.0.*does not have it"):
@@ -93,8 +109,11 @@ def test_a_package_the_repository_lacks_is_named(repository: Any, tmp_path: Path
     gc.collect()  # jgo leaves the answer it does not want open: not a matter for the tests after this one
 
 
-def test_a_repository_that_is_not_there_is_a_failed_fetch(repository: Any, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_there_is_a_failed_fetch(
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a network, FetchFailed says which package could not be had."""
+    monkeypatch.setattr(fetching, "RETRY", Backoff(first_s=0))
     package = repository.add("one", b"one")
     repository.close()
 
@@ -102,20 +121,50 @@ def test_a_repository_that_is_not_there_is_a_failed_fetch(repository: Any, tmp_p
         fetch("it", [package], cache=Cache(tmp_path / "cache"), watcher=Quiet())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fault", ["cut", "overloaded"])
+def test_a_fetch_that_fails_for_a_moment_is_retried(
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A connection that breaks, or a repository that is overloaded, does not fail the start of a server."""
+    monkeypatch.setattr(fetching, "RETRY", Backoff(first_s=0))
+    package = repository.add("one", b"one" * 5000)
+    repository.faults = [fault, fault]
+    watcher = _Counting()
+
+    (path,) = fetch("it", [package], cache=Cache(tmp_path / "cache"), watcher=watcher)
+
+    assert path.read_bytes() == b"one" * 5000
+    assert repository.faults == []
+    assert sum(watcher.arrived) == package.size_bytes
+    gc.collect()  # jgo leaves the answers it does not want open: not a matter for the tests after this one
+
+
+def test_a_full_disk_is_reported_at_once(repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of this machine is no reason to ask the repository again."""
+    package = repository.add("one", b"one")
+    asked: list[Package] = []
+
+    def full(package: Package, *_: Any) -> Path:
+        asked.append(package)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetching, "_download", full)
+
+    with pytest.raises(FetchFailed, match="No space left"):
+        fetch("it", [package], cache=Cache(tmp_path / "cache"), watcher=Quiet())
+    assert asked == [package]
+
+
 def test_progress_reaches_the_total(repository: Any, tmp_path: Path) -> None:
     """The watcher hears of exactly the bytes that had to come."""
     packages = [repository.add(name, name.encode() * 5000) for name in ("one", "two")]
-    arrived: list[int] = []
+    watcher = _Counting()
 
-    class Counting(Quiet):
-        def fetching(self, service: str, packages: Any) -> Any:
-            from contextlib import nullcontext
+    fetch("it", packages, cache=Cache(tmp_path / "cache"), watcher=watcher)
 
-            return nullcontext(arrived.append)
-
-    fetch("it", packages, cache=Cache(tmp_path / "cache"), watcher=Counting())
-
-    assert sum(arrived) == sum(package.size_bytes for package in packages)
+    assert sum(watcher.arrived) == sum(package.size_bytes for package in packages)
 
 
 def test_an_archive_is_unpacked_once(repository: Any, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headrace.errors import FetchFailed, MissingExtra
+from headrace.runtime import Backoff
 from headrace.services.packages import Cache, Package, locked
 from headrace.services.watcher import Watcher
 
@@ -96,6 +99,12 @@ def zip_folder(prefix: str) -> Extract:
 
 AT_ONCE = 8
 TIMEOUT_S = 60
+# Many downloads begin together on an empty cache, and a name server or a repository that is asked so often may answer
+# "not now": one such answer would fail everything that needs the server.
+ATTEMPTS = 6
+# What a repository lacks is not retried as often: it may only have been overloaded, which jgo does not tell apart.
+ATTEMPTS_WHEN_LACKING = 3
+RETRY = Backoff(first_s=0.5, limit_s=8)
 Arrived = Callable[[int], None]
 
 
@@ -129,8 +138,40 @@ def _fetch_one(package: Package, cache: Cache, arrived: Arrived) -> None:
         if cache.holds(package):
             arrived(package.size_bytes)
             return
-        with tempfile.TemporaryDirectory(dir=cache.staging()) as staging:
-            cache.admit(_download(package, Path(staging), arrived), package)
+        for attempt in itertools.count(1):
+            counted = _Counted(arrived)
+            with tempfile.TemporaryDirectory(dir=cache.staging()) as staging:
+                try:
+                    cache.admit(_download(package, Path(staging), counted), package)
+                    return
+                except (OSError, RuntimeError) as error:
+                    # requests' errors are OSErrors; jgo says RuntimeError when no repository has the file.
+                    if attempt >= _attempts(error):
+                        raise FetchFailed(str(package), _in_words(error)) from error
+            counted.take_back()
+            time.sleep(RETRY.delay_s(attempt))
+
+
+class _Counted:
+    """Reports the bytes of one attempt, and takes them back if it failed."""
+
+    def __init__(self, arrived: Arrived) -> None:
+        self._arrived = arrived
+        self._bytes = 0
+
+    def __call__(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._arrived(size_bytes)
+
+    def take_back(self) -> None:
+        self._arrived(-self._bytes)
+
+
+def _attempts(error: OSError | RuntimeError) -> int:
+    if isinstance(error, RuntimeError):
+        return ATTEMPTS_WHEN_LACKING
+    # An error of the network has no number, as it is one of requests; with a number it is one of this machine's disk.
+    return ATTEMPTS if error.errno is None else 1
 
 
 def _download(package: Package, into: Path, arrived: Arrived) -> Path:
@@ -141,11 +182,7 @@ def _download(package: Package, into: Path, arrived: Arrived) -> Path:
     context = _repository(into, progress)
     project = context.project(package.group, package.artifact)
     artifact = project.at_version(package.version).artifact(package.classifier, package.extension)
-    try:
-        return Path(context.resolver.download(artifact))
-    except (OSError, RuntimeError) as error:
-        # requests' errors are OSErrors; jgo says RuntimeError when no repository has the file.
-        raise FetchFailed(str(package), _in_words(error)) from error
+    return Path(context.resolver.download(artifact))
 
 
 def _repository(into: Path, progress: Callable[..., Any]) -> Any:  # noqa: ANN401 - jgo is untyped here
