@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from tests.suites.journal_holds import poison
@@ -14,8 +14,9 @@ from headrace.errors import WrongSeqNr
 from headrace.journal import Journal, grow_topic, pass_verdict
 from headrace.journal.retention import remove_replicated
 from headrace.log import Log
-from headrace.model import Event
+from headrace.model import Bounds, Event, TopicPartition
 from headrace.store import Store
+from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
 
 __all__ = ["ListedIds", "listed"]
@@ -127,6 +128,23 @@ class ListedIds(JournalSetting):
         for each in (found, late):
             await each.stop()
 
+    async def test_a_live_list_that_is_suspended_while_its_topic_grows_goes_on(self, log: Log, store: Store) -> None:
+        """It knew the old partitions, and the ends that it is given then lie behind the boundaries."""
+        topic = await new_topic(log, partitions=1)
+        journal = Journal(log, store, topic, cache=None, lease_s=LEASE_S)
+        await journal.append("a", [Event(1)])
+
+        async def grow() -> None:
+            await grow_topic(log, store.settings, topic, partitions=3, lease_s=LEASE_S)
+
+        found = Collected(Journal(SuspendedLog(log, grow), store, topic, cache=None, read_only=True, lease_s=LEASE_S))
+        await found.has(["a"])
+        ids = [f"k{n}" for n in range(10)]
+        for id_ in ids:
+            await journal.append(id_, [Event(1)])
+        await found.has(["a", *ids])
+        await found.stop()
+
     async def test_a_live_list_waits_for_outages_and_leaves_nothing_behind(
         self, log: Log, store: Store, topic: str
     ) -> None:
@@ -150,6 +168,20 @@ class ListedIds(JournalSetting):
             return not any(name.startswith("headrace-live") or not name.startswith("headrace-") for name in names)
 
         await eventually(is_clean)
+
+
+class SuspendedLog(LogOnTop):
+    """Does something `meanwhile`, before it tells an end for the first time, as if this process had been frozen."""
+
+    def __init__(self, log: Log, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(log)
+        self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
+
+    async def bounds(self, at: TopicPartition) -> Bounds:
+        if self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            await meanwhile()
+        return await super().bounds(at)
 
 
 class Collected:

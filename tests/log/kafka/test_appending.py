@@ -6,16 +6,18 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from tests.log.kafka.conftest import OpenKafka
 
-from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead, UnknownTopic
+from headrace.errors import BadArgument, RecordTooLarge, TimedOut, TimestampTooFarAhead, UnknownTopic
 from headrace.log import transaction
+from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.log import KafkaLog
 from headrace.log.metrics import APPENDED, FETCHED, FETCHES
-from headrace.model import NewRecord, TopicConfig, TopicPartition
+from headrace.model import NewRecord, Position, TopicConfig, TopicPartition
 from headrace.services import RunningService
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 
@@ -60,6 +62,37 @@ async def test_a_late_append_does_not_slip_into_one_that_waits(kafka: RunningSer
     landed = [(await task)[0].offset for task in later]
     assert max(position.offset for position in await first) < min(landed)
     assert landed == sorted(landed)
+
+
+async def test_appends_keep_their_order_while_the_description_of_their_topic_is_renewed(
+    kafka: RunningService, opened: OpenKafka
+) -> None:
+    """It is read again once in a while, and those that begin when it has just come wait behind those that asked."""
+    log = await opened(kafka, metadata_max_age_s=0.002)
+    topics = [await new_topic(log) for _ in range(2)]
+    for topic in topics:
+        await log.append(numbered(topic, 1))  # now the producer knows it, too
+    renewals: list[str] = []
+    log._topic_cache.on_described = lambda topic: renewals.append(topic.name)
+    appends: list[asyncio.Task[Sequence[Position]]] = []
+    while len(renewals) < 20:
+        n = len(appends)
+        both = numbered(topics[0], 1) + numbered(topics[1], 1)
+        records = both[n % 2 :][:1] if n % 5 else both
+        appends.append(asyncio.create_task(log.append(records)))
+        await asyncio.sleep(0)
+    landed = [position for positions in await asyncio.gather(*appends) for position in positions]
+    for topic in topics:
+        offsets = [position.offset for position in landed if position.topic == topic]
+        assert offsets == sorted(offsets)
+
+
+async def test_what_a_replaced_producer_held_timed_out(log: KafkaLog, topic: str) -> None:
+    """The outcome is unknown; brokers answered, so the error does not say that they can't be reached."""
+    purged = KafkaError(KafkaError._PURGE_QUEUE)
+    error = await log._producers.named(DeliveryFailed(NewRecord(topic, b"k", b"v"), purged, brokers_down=True))
+    assert isinstance(error, TimedOut)
+    assert not error.outcome_known
 
 
 async def test_thousands_at_once_land_in_the_order_of_their_appends(log: KafkaLog, topic: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError
@@ -179,6 +180,47 @@ class _FastPath(NamedTuple):
     appender: Appender
 
 
+class _Turns:
+    """The appends that wait for a description of their topics, in the order in which they began.
+
+    Without it an append that begins when the description has just come would overtake those that still wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[_Turn]] = {}
+
+    def is_free(self, topics: Set[str]) -> bool:
+        """Return True if no append to one of these topics waits."""
+        return self._queues.keys().isdisjoint(topics)
+
+    def begin(self, topics: Set[str]) -> _Turn:
+        """Queue an append behind those to its topics that wait already."""
+        turn = _Turn(topics, asyncio.get_running_loop().create_future())
+        for topic in topics:
+            self._queues.setdefault(topic, deque()).append(turn)
+        self._come(turn)
+        return turn
+
+    def end(self, turn: _Turn) -> None:
+        """Let the next ones go on: the append was produced, or failed, or was cancelled."""
+        for topic in turn.topics:
+            queue = self._queues[topic]
+            queue.remove(turn)
+            if queue:
+                self._come(queue[0])
+            else:
+                del self._queues[topic]
+
+    def _come(self, turn: _Turn) -> None:
+        if not turn.has_come.done() and all(self._queues[topic][0] is turn for topic in turn.topics):
+            turn.has_come.set_result(None)
+
+
+class _Turn(NamedTuple):
+    topics: Set[str]
+    has_come: asyncio.Future[None]
+
+
 class Producers:
     """The log's appenders, one for each size of batch."""
 
@@ -194,6 +236,7 @@ class Producers:
         self._faults = cluster.faults
         self._delivery_timeout_s = delivery_timeout_s
         self._placing = RecordPlacement(topic_cache)
+        self._turns = _Turns()
         self._fast_paths: dict[str, _FastPath] = {}
         self._appenders: dict[int, Appender] = {}
         self._retired: set[asyncio.Task[None]] = set()
@@ -208,7 +251,7 @@ class Producers:
             return self._append(records)
         record = records[0]
         topic = self._topic_cache.fresh(record.topic)
-        if topic is None:
+        if topic is None or not self._turns.is_free({record.topic}):
             return self._append(records)
         fast_path = self._fast_paths.get(record.topic)
         if fast_path is None or fast_path.placer.topic is not topic or fast_path.appender.is_dead:
@@ -228,22 +271,28 @@ class Producers:
         return fast_path
 
     async def _append(self, records: Sequence[NewRecord]) -> list[Position]:
-        topics, placed = await self._placing.place(records)
-        return await self._spread(topics, placed)
+        names = {record.topic for record in records}
+        if self._turns.is_free(names) and all(self._topic_cache.fresh(name) is not None for name in names):
+            return await self._spread(*await self._placing.place(records))
+        turn = self._turns.begin(names)
+        try:
+            topics, placed = await self._placing.place(records)
+            await turn.has_come
+            delivered = self._spread(topics, placed)
+        finally:
+            self._turns.end(turn)
+        return await delivered
 
-    async def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> list[Position]:
-        """Give each producer its records; nearly always there is one producer."""
+    def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> Awaitable[list[Position]]:
+        """Give each producer its records, at once; nearly always there is one producer."""
         sizes = {name: batch_bytes_of(topic) for name, topic in topics.items()}
         if len(set(sizes.values())) == 1:
-            return await self._appender(next(iter(sizes.values()))).append(placed)
+            return self._appender(next(iter(sizes.values()))).append(placed)
         parts: dict[int, list[int]] = {}
         for index, (record, _) in enumerate(placed):
             parts.setdefault(sizes[record.topic], []).append(index)
-        results = await asyncio.gather(
-            *(self._appender(size).append([placed[index] for index in part]) for size, part in parts.items()),
-            return_exceptions=True,
-        )
-        return _in_order(list(parts.values()), results)
+        deliveries = [self._appender(size).append([placed[index] for index in part]) for size, part in parts.items()]
+        return _delivered(list(parts.values()), deliveries)
 
     def _appender(self, batch_bytes: int) -> Appender:
         """Return the producer for batches of a size; one that failed for good is replaced, and closed meanwhile."""
@@ -270,7 +319,7 @@ class Producers:
             return await self._gone(topic)
         if failure.error.code() in PURGED and self._is_closed:
             return closed_first(topic)
-        if failure.brokers_down:
+        if failure.brokers_down and failure.error.code() not in PURGED:
             return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
         return self._faults.of(
             TIMED_OUT if failure.error.code() in PURGED else failure.error,  # purged with a producer that was replaced
@@ -289,10 +338,10 @@ class Producers:
         return OperationFailed(f"append to topic {topic!r}", "its partition was replaced", outcome_known=False)
 
 
-def _in_order(parts: list[list[int]], results: Sequence[list[Position] | BaseException]) -> list[Position]:
+async def _delivered(parts: list[list[int]], deliveries: list[asyncio.Future[list[Position]]]) -> list[Position]:
     """Put the positions back into the order of the records; the first failure is raised once all have settled."""
     landed: dict[int, Position] = {}
-    for part, result in zip(parts, results, strict=True):
+    for part, result in zip(parts, await asyncio.gather(*deliveries, return_exceptions=True), strict=True):
         if isinstance(result, BaseException):
             raise result
         landed.update(zip(part, result, strict=True))
