@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from tests.suites.projections import ProjectionConformance
 from tests.suites.tags_setting import Scene, TagSetting
 
-from headrace.errors import BadArgument, HandlerCommitted, HandlerFailed
+from headrace.errors import BadArgument, HandlerCommitted, HandlerFailed, SlotsMoved
 from headrace.projection import Projection, ProjectionRunner, Recovery, open_target
 from headrace.projection.slots import below, earliest, moved, owned, slot_of
 from headrace.services import RunningService
@@ -30,13 +30,13 @@ def postgres_database(postgres: RunningService) -> str:
     return server.url.set(database=name).render_as_string(hide_password=False)
 
 
-def mariadb_database(mariadb: RunningService) -> str:
+def mariadb_database(mariadb: RunningService, options: str = "") -> str:
     """Make a database on the server and return its URL."""
     base = f"mariadb+pymysql://root@{mariadb.address}"
     name = f"p{uuid.uuid4().hex[:12]}"
     server = create_engine(f"{base}/mysql")
     with server.begin() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
+        connection.execute(text(f"CREATE DATABASE {name} {options}"))
     server.dispose()
     return f"{base}/{name}"
 
@@ -82,6 +82,52 @@ class TestOnMariadb(Embedded, ProjectionConformance):
     def database(self, mariadb: RunningService) -> str:
         """Return a database of its own."""
         return mariadb_database(mariadb)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("character_set", ["latin1", "utf8mb3"])
+@pytest.mark.asyncio(loop_scope="module")
+class TestOnOldCharacterSets(Embedded, TagSetting):
+    """Databases whose tables can't hold every character by default, as MariaDB's could not before 11.6."""
+
+    @pytest.mark.parametrize("is_old", [False, True])
+    async def test_a_dead_letter_may_have_any_text(
+        self, scene: Scene, mariadb: RunningService, character_set: str, *, is_old: bool
+    ) -> None:
+        """The projection goes on behind it, also with tables that were made without a character set of their own."""
+        engine = create_engine(mariadb_database(mariadb, f"CHARACTER SET {character_set}"))
+        if is_old:
+            with engine.begin() as connection:
+                connection.execute(
+                    text(
+                        "CREATE TABLE headrace_dead_letters (name VARCHAR(200), `offset` VARCHAR(120), tag "
+                        "VARCHAR(500), topic TEXT, id TEXT, seq_nr BIGINT, error TEXT, attempts INTEGER, "
+                        "failed_ms BIGINT, PRIMARY KEY (name, `offset`))"
+                    )
+                )
+
+        def handle(_: Connection, event: TaggedEvent) -> None:
+            raise ValueError(f"no 😀 {event.seq_nr}")
+
+        await scene.append("😀 タグ", 1)
+        projection = Projection("letters", scene.tag, handle, database=engine, recovery=Recovery("dead-letter"))
+        target = open_target(projection, scene.store.settings)
+        await ProjectionRunner(projection, scene.queries, target).catch_up()
+        (letter,) = await target.letters.all()
+        assert (letter.id, letter.error) == ("😀 タグ", "ValueError: no 😀 1")
+        engine.dispose()
+
+    async def test_tags_are_told_apart(self, scene: Scene, mariadb: RunningService, character_set: str) -> None:
+        """A worker whose tag differs in case only, or in a character that the database lacks, moves nothing."""
+        engine = create_engine(mariadb_database(mariadb, f"CHARACTER SET {character_set}"))
+        upper = Projection("tags", "タグ-A", lambda *_: None, database=engine)
+        lower = Projection("tags", "タグ-a", lambda *_: None, database=engine)
+        targets = [open_target(each, scene.store.settings) for each in (upper, lower)]
+        known = await targets[0].load()
+        await targets[1].put(known)
+        with pytest.raises(SlotsMoved):
+            await targets[0].handle([], known, TagOffset.at(5))
+        engine.dispose()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -199,7 +245,8 @@ def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"name": ""}, {"name": "a "}, {"name": None}, {"tag": ""}, {"tag": ("a", "b")}, {"handler": None}, {"slots": 0},
+    [{"name": ""}, {"name": "a "}, {"name": "a\0b"}, {"name": "\ud800"}, {"name": None}, {"tag": ""},
+     {"tag": ("a", "b")}, {"handler": None}, {"slots": 0},
      {"tags": ("a", "b")}, {"tag": "", "tags": "ab"}, {"tag": "", "tags": ("a", "")}, {"tag": "", "tags": {"a", "b"}},
      {"slots": True}, {"batch_size": 0}, {"batch_size": 1.5}, {"save_every": 0}, {"lease_s": 0}],
 )  # fmt: skip

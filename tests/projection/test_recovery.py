@@ -132,6 +132,36 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
 
+    async def test_a_handler_can_not_swallow_that_its_worker_is_stopped(self, scene: Scene) -> None:
+        """A handler that catches every exception goes on to its end, and its worker handles nothing after it."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        reached = asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 3 and not reached.is_set():
+                reached.set()
+                with contextlib.suppress(BaseException):
+                    await asyncio.Event().wait()
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle)
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        working.cancel()
+        await asyncio.wait([working])
+        assert (working.cancelled(), seen) == (True, [1, 2, 3])
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("then", ["skip", "dead-letter"])
+    async def test_a_rebuild_counts_what_it_gave_up_as_its_own(self, scene: Scene, then: str) -> None:
+        """No worker runs, so the result names none: not for the events that fail, nor for those before them."""
+        await scene.append("a", range(1, 8))
+        projection = _projection(scene, Handled(3, 6), recovery=Recovery(then))
+        done = await rebuild(projection, scene.queries, StoreTarget(scene.store.settings, projection))
+        assert (done.events, done.by_workers) == (7, 0)
+
     async def test_a_worker_that_is_stopped_counts_the_event_that_it_finishes(self, scene: Scene) -> None:
         """A plain function can't be interrupted: it comes to its end while the worker stops, and is not repeated."""
         await scene.append("a", range(1, 6))

@@ -30,11 +30,13 @@ from headrace.errors import (
     TransactionEnded,
     TransactionLost,
 )
+from headrace.model import Event
 from headrace.observe import LineProgress
 from headrace.projection import (
     Projection,
     ProjectionRunner,
     Recovery,
+    catch_up_with_others,
     current_delivery,
     open_target,
     rebuild,
@@ -42,6 +44,7 @@ from headrace.projection import (
 )
 from headrace.projection.ports import Target
 from headrace.projection.slots import slot_of
+from headrace.projection.sql_tables import ProjectionTables
 from headrace.runtime import Backoff
 from headrace.tags import TaggedEvent, TagOffset
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -138,6 +141,22 @@ class ProjectionConformance(TagSetting):
         async with asyncio.timeout(60):
             await asyncio.gather(persist(), persist())
         assert table.numbers("a") == list(range(1, 31))
+
+    async def test_runs_to_the_end_share_the_work(self, scene: Scene, table: Table) -> None:
+        """X7: two that run at once until all is handled, as from a schedule, both come to the end."""
+        for n in range(1, 31):
+            await scene.append("a", n)
+        projection, counts = _projection(scene, table, batch_size=2), list[int]()
+        runs = [
+            ProjectionRunner(
+                projection, scene.again().queries, open_target(projection, scene.store.settings), on_done=counts.append
+            )
+            for _ in range(2)
+        ]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(catch_up_with_others(run) for run in runs))
+        assert table.numbers("a") == list(range(1, 31))
+        assert sum(counts) == 30
 
     async def test_a_rebuild_handles_everything_again(self, scene: Scene, table: Table, capsys: Any) -> None:
         """X6: the table is emptied and filled in one go, with progress; a dry run only counts; --from starts later."""
@@ -728,6 +747,71 @@ class ProjectionConformance(TagSetting):
         await _catch_up(scene, _projection(scene, table))
         with pytest.raises(BadArgument, match="32"):
             await _catch_up(scene, _projection(scene, table, slots=8))
+
+    @pytest.mark.parametrize("slots", [8, 64])
+    @pytest.mark.parametrize("has_database", [True, False])
+    async def test_commands_with_other_slots_change_nothing(
+        self, scene: Scene, table: Table, slots: int, *, has_database: bool
+    ) -> None:
+        """An operator's definition has another number of slots: nothing is reset, and no offset is moved."""
+        await scene.append("a", 1)
+        resets: list[int] = []
+        reset = lambda *_: resets.append(1)  # noqa: E731
+        with_one = _projection(scene, table, reset=reset, recovery=Recovery("dead-letter"))
+        projection = with_one if has_database else Projection(scene.tag, scene.tag, print, reset=reset)
+        await _catch_up(scene, projection)
+        target = open_target(dataclasses.replace(projection, slots=slots), scene.store.settings)
+        with pytest.raises(BadArgument, match="has run with 32"):
+            await rebuild(projection, scene.queries, target)
+        with pytest.raises(BadArgument, match="has run with 32"):
+            await target.put(dict.fromkeys(range(slots)))
+        assert resets == []
+        assert await _catch_up(scene, projection) == 0
+
+    async def test_a_dead_letter_may_have_any_text(self, scene: Scene, table: Table) -> None:
+        """Ids, tags and errors that a database can't hold as they are: the letter is stored and listed."""
+        ids, long_tag = ("a\0b", "😀 タグ", 'json:"x"', "json:"), f"{scene.tag}-\0😀{'x' * 600}"
+        await asyncio.gather(
+            *(scene.append_events(id_, [Event(1, tags=(long_tag,)), Event(2, tags=(long_tag,))]) for id_ in ids)
+        )
+
+        def handle(_: Connection, event: TaggedEvent) -> None:
+            if event.seq_nr == 1:
+                raise ValueError(f"\0 😀 {event.id}")
+
+        projection = dataclasses.replace(
+            _projection(scene, table, handler=handle, recovery=Recovery("dead-letter")), tag=long_tag
+        )
+        assert await _catch_up(scene, projection) == 2 * len(ids)
+        target = open_target(projection, scene.store.settings)
+        letters = await target.letters.all()
+        assert {(each.id, each.tag, each.topic) for each in letters} == {(id_, long_tag, scene.topic) for id_ in ids}
+        assert {each.error for each in letters} == {f"ValueError: \\x00 😀 {id_}".replace("\0", "\\x00") for id_ in ids}
+        assert await target.letters.remove(letters) == len(ids)
+        await target.close()
+
+    async def test_a_letter_is_not_replayed_while_a_rebuild_resets(self, scene: Scene, table: Table) -> None:
+        """MariaDB commits at a TRUNCATE in a reset: a replay at that moment would be handled again by the rebuild."""
+        await scene.append("a", 1)
+        failing = [True]
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            if failing:
+                raise ValueError
+            table.add(connection, event)
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        failing.clear()
+        with table.engine.begin() as connection:
+            ProjectionTables(projection).take_all(connection)
+        target = open_target(projection, scene.store.settings)
+        letters = await target.letters.all()
+        with pytest.raises(ProjectionRebuilding):
+            await replay_letters(projection, scene.queries, target, letters)
+        assert (await rebuild(projection, scene.queries, target)).events == 1
+        assert table.numbers("a") == [1]
+        await target.close()
 
     async def test_without_a_database_events_are_handled_at_least_once(self, scene: Scene) -> None:
         """X4: the offset is kept beside the handler; a crash in between repeats the batch, and no more."""

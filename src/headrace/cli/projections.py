@@ -29,6 +29,7 @@ from headrace.projection import (
     DeadLetter,
     Projection,
     ProjectionRunner,
+    catch_up_with_others,
     check_not_ahead,
     next_event,
     rebuild,
@@ -97,8 +98,15 @@ async def _run_current(hr: Headrace, handle: ProjectionHandle, worker: int, work
     if (pause := await handle.control.paused()) is not None:
         typer.echo(f"{name} is paused since {_time(pause.since_ms)}; run: headrace projection resume", err=True)
         raise typer.Exit(1)
-    runner = ProjectionRunner(handle.projection, hr.tags, handle.target, worker=worker, workers=workers)
-    return await runner.catch_up()
+    count = 0
+
+    def add(done: int) -> None:
+        nonlocal count
+        count += done
+
+    runner = ProjectionRunner(handle.projection, hr.tags, handle.target, worker=worker, workers=workers, on_done=add)
+    await catch_up_with_others(runner)
+    return count
 
 
 @app.command("rebuild")

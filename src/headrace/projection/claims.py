@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from headrace.errors import (
-    BadArgument,
     HeadraceError,
     ProjectionChanged,
     ProjectionRebuilding,
@@ -25,7 +24,7 @@ from headrace.errors import (
 from headrace.observe import get_logger
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.projection import Projection
-from headrace.projection.slots import moved
+from headrace.projection.slots import check_slots, moved
 from headrace.projection.workers import Claim, ClaimWatch, SharedValue
 from headrace.runtime import crash_point
 from headrace.tags import TagOffset
@@ -230,9 +229,7 @@ def check_stored(stored: StoredOffsets, projection: Projection) -> None:
     name = projection.name
     if REBUILDING in stored.offsets:
         raise ProjectionRebuilding(name)
-    if len(stored.offsets) != projection.slots:
-        rule = f"projection {name!r} has run with {len(stored.offsets)}; keep that, or rename it"
-        raise BadArgument("slots", projection.slots, rule)
+    check_slots(projection, len(stored.offsets))
     if stored.tag != projection.source:
         raise ProjectionChanged(name, stored.tag, projection.source)
 

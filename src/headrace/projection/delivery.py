@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Delivery", "EventFailed", "call", "current_delivery", "delivering", "to_the_end"]
+__all__ = ["Delivery", "EventFailed", "call", "current_delivery", "delivering", "finished", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -78,12 +78,25 @@ async def call(function: Callable[..., Any], *arguments: object, done: Callable[
     `done` is called when the function has done its work, also if the caller was cancelled while a thread did it.
     """
     if inspect.iscoroutinefunction(function):
-        await function(*arguments)
+        await finished(function(*arguments), done=done)
+        return
+    returned = await to_the_end(function, *arguments, if_stopped=partial(_note_stopped, done))
+    if inspect.isawaitable(returned):
+        await finished(returned, done=done)
     else:
-        returned = await to_the_end(function, *arguments, if_stopped=partial(_note_stopped, done))
-        if inspect.isawaitable(returned):
-            await returned
+        done()
+
+
+async def finished(work: Awaitable[object], *, done: Callable[[], None] = _nothing) -> None:
+    """Await the application's work, then call `done`. Raises CancelledError if the work caught the caller's own.
+
+    Without that a handler that catches every exception would keep its worker running after it was told to stop.
+    """
+    before = _cancellations()
+    await work
     done()
+    if _cancellations() > before:
+        raise asyncio.CancelledError
 
 
 def _note_stopped(done: Callable[[], None], returned: object) -> None:
@@ -123,8 +136,12 @@ def _result_of(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _is_being_stopped() -> bool:
+    return _cancellations() > 0
+
+
+def _cancellations() -> int:
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread, which is never cancelled
-        return False
-    return task is not None and task.cancelling() > 0
+        return 0
+    return 0 if task is None else task.cancelling()

@@ -23,6 +23,7 @@ __all__ = [
     "Lag",
     "Rebuilt",
     "Replayed",
+    "catch_up_with_others",
     "lag_of",
     "next_event",
     "rebuild",
@@ -233,7 +234,7 @@ def _failure(projection: Projection, letter: DeadLetter, error: BaseException) -
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The result of a rebuild: `events` that it handled itself, and those handled `by_workers` meanwhile."""
+    """The result of a rebuild: `events` that it handled, or gave up, itself, and those `by_workers` meanwhile."""
 
     events: int
     took_s: float
@@ -267,12 +268,12 @@ async def rebuild(
     await target.begin_again(after)
     started_s = time.perf_counter()
     with progress.step(f"rebuilding {projection.name}", total=total, unit="events") as step:
-        shown = _Shown(target, step)
-        await _catch_up(ProjectionRunner(projection, queries, shown))
-    return Rebuilt(shown.count, time.perf_counter() - started_s, by_workers=max(0, total - shown.count))
+        done = _Done(step)
+        await catch_up_with_others(ProjectionRunner(projection, queries, target, on_done=done.add))
+    return Rebuilt(done.count, time.perf_counter() - started_s, by_workers=max(0, total - done.count))
 
 
-async def _catch_up(runner: ProjectionRunner) -> None:
+async def catch_up_with_others(runner: ProjectionRunner) -> None:
     """Catch up together with the workers: whenever one of them was faster, start again from where it is."""
     while True:
         try:
@@ -291,23 +292,14 @@ async def _count(queries: TagQueries, tags: Sequence[str], after: TagOffset | No
     return count
 
 
-class _Shown:
-    """A target that reports progress and counts events."""
+class _Done:
+    """Counts the events that a rebuild has handled or given up, and reports its progress."""
 
-    def __init__(self, target: Target, step: ProgressStep) -> None:
-        self._target = target
+    def __init__(self, step: ProgressStep) -> None:
         self._step = step
         self.count = 0
-        self.is_transactional = target.is_transactional
-        self.letters = target.letters
-        self.load = target.load
-        self.bury = target.bury
-        self.begin_again = target.begin_again
-        self.put = target.put
-        self.close = target.close
 
-    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
-        """Handle events and report their number."""
-        await self._target.handle(events, known, to, attempt=attempt)
-        self.count += len(events)
-        self._step.advance(len(events))
+    def add(self, count: int) -> None:
+        """Count events and report them."""
+        self.count += count
+        self._step.advance(count)

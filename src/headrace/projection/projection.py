@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.protocol import check_tag
+from headrace.protocol import check_tag, is_utf8
 from headrace.runtime import Backoff
 from headrace.tags import TaggedEvent, TagOffset
 
@@ -175,19 +175,22 @@ class Projection:
     def source(self) -> str:
         """The tags as one text, which is stored with the offsets, because these are valid only for the same tags.
 
-        The text of one tag is the tag. A text that is too long for a database column is replaced by a digest.
+        The text of one tag is the tag. A text that is too long for a database column is replaced by a digest, and a tag
+        with a NUL, which PostgreSQL refuses, is written as JSON.
         """
-        if len(self.sources) == 1:
+        if len(self.sources) == 1 and len(self.sources[0]) <= _SOURCE_LENGTH and "\0" not in self.sources[0]:
             return self.sources[0]
         text = json.dumps(self.sources, ensure_ascii=False)
         if len(text) <= _SOURCE_LENGTH:
             return text
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return f"{len(self.sources)} tags, {digest}"
+        return f"{len(self.sources)} {'tag' if len(self.sources) == 1 else 'tags'}, {digest}"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= _NAME_LENGTH:
             raise BadArgument("name", self.name, f"a projection's name has 1 to {_NAME_LENGTH} characters")
+        if "\0" in self.name or not is_utf8(self.name):
+            raise BadArgument("name", self.name, "a projection's name is text that UTF-8 can carry, without NUL")
         if self.name != self.name.strip():  # MariaDB takes "a" and "a " for one name
             raise BadArgument("name", self.name, "a projection's name has no blanks around it")
         self._check_tags()

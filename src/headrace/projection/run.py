@@ -109,10 +109,15 @@ _AFTER_RIVALS_S = 0.05
 _STEADY_S = 60.0
 
 
+def _nothing(_: int) -> None:
+    """Do nothing."""
+
+
 class ProjectionRunner:
     """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals.
 
-    With an attendance, `run` follows its plan: the share of the worker, and pauses.
+    With an attendance, `run` follows its plan: the share of the worker, and pauses. `on_done` gets the number of events
+    that were handled, or given up, whenever some were.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class ProjectionRunner:
         clock: Clock = SYSTEM_CLOCK,
         health: Health | None = None,
         attendance: Attendance | None = None,
+        on_done: Callable[[int], None] = _nothing,
     ) -> None:
         self.projection = projection
         self.health = health or Health(f"projection {projection.name}")
@@ -135,6 +141,7 @@ class ProjectionRunner:
         self._slots = owned(worker, workers, projection.slots)
         self._clock = clock
         self._attendance = attendance
+        self._on_done = on_done
         self._offsets: Offsets = {}
         self._began: Offsets = {}
         self._last = TagOffset.at(0)
@@ -305,6 +312,7 @@ class ProjectionRunner:
         else:
             await self._move([], event.tag_offset)
         SET_ASIDE.labels(self.projection.name, outcome.value).inc()
+        self._on_done(1)
         self.situation.set_aside(event, error, attempts=attempts, outcome=outcome.value)
 
     async def _move(self, events: Sequence[TaggedEvent], to: TagOffset, *, attempt: int = 1) -> None:
@@ -320,6 +328,7 @@ class ProjectionRunner:
         self._offsets = moved(self._offsets, to)
         self._passed.stored()
         HANDLED.labels(name).inc(len(events))
+        self._on_done(len(events))
         BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
         self.situation.gets_on(to)
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from headrace.errors import BadArgument, OffsetAhead
 from headrace.model import murmur2
 from headrace.projection.ports import Offsets
-from headrace.projection.projection import DeadLetter
+from headrace.projection.projection import DeadLetter, Projection
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = [
     "below",
     "check_not_ahead",
+    "check_slots",
     "come_again",
     "earliest",
     "fresh",
@@ -108,6 +109,13 @@ def _is_after(event: TaggedEvent, offsets: Offsets, slots: int) -> bool:
         return False
     done = offsets[slot]
     return done is None or not done.covers(event.tag_offset)
+
+
+def check_slots(projection: Projection, stored: int) -> None:
+    """Raise BadArgument if a projection has run with another number of slots."""
+    if stored != projection.slots:
+        rule = f"projection {projection.name!r} has run with {stored}; keep that, or rename it"
+        raise BadArgument("slots", projection.slots, rule)
 
 
 def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:

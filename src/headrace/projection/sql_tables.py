@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -37,16 +39,28 @@ from headrace.errors import (
 from headrace.outbox import handler_name
 from headrace.projection.ports import COMMITTED_EARLY, REBUILDING, Offsets
 from headrace.projection.projection import DeadLetter, Projection
-from headrace.projection.slots import come_again, furthest
+from headrace.projection.slots import check_slots, come_again, furthest
 from headrace.tags import TagOffset
 
 __all__ = ["DEAD_LETTERS", "OFFSETS", "ProjectionTables"]
 
 
+_UNICODE = "utf8mb4"
+_BYTE_BY_BYTE = f"{_UNICODE}_bin"
+
+
 def _exact(length: int) -> String:
-    """Return a text type that is compared byte by byte: for MariaDB "Totals" and "totals" would be one name."""
-    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    """Return a text type that is compared byte by byte: for MariaDB "Totals" and "totals" would be one name.
+
+    It takes every character, which a column of a database with the character set latin1 or utf8mb3 does not.
+    """
+    exact = mysql.VARCHAR(length, charset=_UNICODE, collation=_BYTE_BY_BYTE)
     return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _exact_text() -> Text:
+    """Return a text type as `_exact` does, without a length."""
+    return Text().with_variant(mysql.TEXT(charset=_UNICODE, collation=_BYTE_BY_BYTE), "mysql", "mariadb")
 
 
 _metadata = MetaData()
@@ -56,7 +70,7 @@ OFFSETS = Table(
     _metadata,
     Column("name", _exact(200), primary_key=True),
     Column("slot", Integer, primary_key=True, autoincrement=False),
-    Column("tag", String(500), nullable=False),
+    Column("tag", _exact(500), nullable=False),
     Column("tag_offset", String(120)),
     Column("updated_ms", BigInteger, nullable=False),
     Column("replay_to", String(120)),
@@ -67,11 +81,11 @@ DEAD_LETTERS = Table(
     _metadata,
     Column("name", _exact(200), primary_key=True),
     Column("offset", String(120), primary_key=True),
-    Column("tag", String(500), nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("id", Text, nullable=False),
+    Column("tag", _exact_text(), nullable=False),
+    Column("topic", _exact_text(), nullable=False),
+    Column("id", _exact_text(), nullable=False),
     Column("seq_nr", BigInteger, nullable=False),
-    Column("error", Text, nullable=False),
+    Column("error", _exact_text(), nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("failed_ms", BigInteger, nullable=False),
 )
@@ -83,6 +97,7 @@ class ProjectionTables:
     def __init__(self, projection: Projection) -> None:
         self._projection = projection
         self._mine: ColumnElement[bool] = OFFSETS.c.name == projection.name
+        self._carried = CarriedTexts()
 
     def make(self, connection: Connection) -> None:
         """Create the tables where they are missing, and the column that version 0.1 did not have."""
@@ -94,6 +109,7 @@ class ProjectionTables:
         columns = {column["name"] for column in inspect(connection).get_columns(OFFSETS.name)}
         if "replay_to" not in columns:
             connection.execute(text(f"ALTER TABLE {OFFSETS.name} ADD COLUMN replay_to VARCHAR(120)"))
+        self._carried = carried_texts(connection)
 
     def add_rows(self, connection: Connection) -> None:
         """Add a row for each slot if the projection has none."""
@@ -145,9 +161,14 @@ class ProjectionTables:
         return self._committed() if stopped else None
 
     def take_all(self, connection: Connection) -> None:
-        """Take all slots from the workers, and remember their offsets: events up to there will be replays."""
+        """Take all slots from the workers, and remember their offsets: events up to there will be replays.
+
+        Raises BadArgument if the projection has run with another number of slots.
+        """
         self._lock(connection, range(self._projection.slots))
-        for slot, _, replay_to, _ in self._places(connection):
+        found = self._places(connection)
+        check_slots(self._projection, len(found))
+        for slot, _, replay_to, _ in found:
             values = {"tag_offset": REBUILDING, "replay_to": replay_to, "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
 
@@ -170,6 +191,7 @@ class ProjectionTables:
         """
         self._lock(connection, range(self._projection.slots))
         found = self._places(connection)
+        check_slots(self._projection, len(found))
         if any(at == REBUILDING for _, at, _, _ in found):
             raise ProjectionRebuilding(self._projection.name)
         before = {slot: replay_to for slot, _, replay_to, _ in found}
@@ -181,20 +203,29 @@ class ProjectionTables:
         self.remove(connection, come_again(self.letters(connection), places, self._projection.slots))
 
     def lock_slot(self, connection: Connection, slot: int) -> None:
-        """Keep a slot's worker from committing until the transaction ends."""
+        """Keep a slot's worker from committing until the transaction ends.
+
+        Raises BadArgument if the projection has run with another number of slots: it would be another worker's slot;
+        and ProjectionRebuilding while a rebuild resets the handler's work.
+        """
         here = self._mine & (OFFSETS.c.slot == slot)
         connection.execute(update(OFFSETS).where(here).values(updated_ms=_now_ms()))
+        found = self._places(connection)
+        check_slots(self._projection, len(found))
+        if any(at == REBUILDING for _, at, _, _ in found):
+            raise ProjectionRebuilding(self._projection.name)
 
     def letters(self, connection: Connection) -> list[DeadLetter]:
         """Return the dead letters in the order of their events."""
         columns = [DEAD_LETTERS.c[name] for name in DeadLetter.__struct_fields__]
         rows = connection.execute(select(*columns).where(DEAD_LETTERS.c.name == self._projection.name))
-        return sorted((DeadLetter(*row) for row in rows), key=lambda letter: letter.tag_offset)
+        found = (DeadLetter(**self._carried.read(row._asdict())) for row in rows)
+        return sorted(found, key=lambda letter: letter.tag_offset)
 
     def add_letter(self, connection: Connection, letter: DeadLetter) -> None:
         """Store a dead letter; one of the same event is replaced."""
         self.remove(connection, [letter])
-        values = {"name": self._projection.name, **msgspec.structs.asdict(letter)}
+        values = {"name": self._projection.name, **self._carried.written(msgspec.structs.asdict(letter))}
         connection.execute(insert(DEAD_LETTERS).values(values))
 
     def remove(self, connection: Connection, letters: Iterable[DeadLetter]) -> int:
@@ -245,11 +276,60 @@ class ProjectionTables:
             raise ProjectionRebuilding(name)
         if COMMITTED_EARLY in offsets:
             raise self._committed()
-        if rows != self._projection.slots:
-            rule = f"projection {name!r} has run with {rows}; keep that, or rename it"
-            raise BadArgument("slots", self._projection.slots, rule)
+        check_slots(self._projection, rows)
         if tags != {self._projection.source}:
             raise ProjectionChanged(name, ", ".join(sorted(tags - {self._projection.source})), self._projection.source)
+
+
+class CarriedTexts:
+    """The texts of dead letters as the columns can hold them; what they can't hold is written as JSON in ASCII.
+
+    A letter that could not be stored would stop its projection at the event that it was to set aside.
+    """
+
+    def __init__(self, *, is_unicode: bool = False, has_nul: bool = False) -> None:
+        self._is_unicode = is_unicode
+        self._has_nul = has_nul
+
+    def written(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values to store."""
+        return {name: self._written(value) if name in _FREE_TEXTS else value for name, value in values.items()}
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that were stored."""
+        return {name: _unquoted(value) if name in _FREE_TEXTS else value for name, value in values.items()}
+
+    def _written(self, value: str) -> str:
+        is_held = (self._is_unicode or value.isascii()) and (self._has_nul or "\0" not in value)
+        return value if is_held and not value.startswith(_QUOTED) else _QUOTED + json.dumps(value)
+
+
+_FREE_TEXTS = frozenset({"tag", "topic", "id", "error"})
+_QUOTED = "json:"
+
+
+def _unquoted(value: str) -> str:
+    if not value.startswith(f'{_QUOTED}"'):
+        return value
+    try:
+        return str(json.loads(value.removeprefix(_QUOTED)))
+    except ValueError:  # an older version stored it as it was
+        return value
+
+
+def carried_texts(connection: Connection) -> CarriedTexts:
+    """Return what a database can hold: tables that an older version made have the database's own character set."""
+    kind = connection.dialect.name
+    if kind == "sqlite":
+        return CarriedTexts(is_unicode=True, has_nul=True)
+    if kind == "postgresql":
+        return CarriedTexts(is_unicode=connection.execute(text("SHOW server_encoding")).scalar() == "UTF8")
+    if kind in {"mysql", "mariadb"}:
+        sets = "SELECT DISTINCT character_set_name FROM information_schema.columns WHERE character_set_name IS NOT NULL"
+        here = "table_schema = DATABASE() AND table_name = :name AND column_name IN ('tag', 'topic', 'id', 'error')"
+        found = connection.execute(text(f"{sets} AND {here}"), {"name": DEAD_LETTERS.name}).scalars().all()
+        return CarriedTexts(is_unicode=set(found) == {_UNICODE}, has_nul=True)
+    return CarriedTexts()
 
 
 def _new(place: TagOffset | None, to: TagOffset) -> TagOffset:

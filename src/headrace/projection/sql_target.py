@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from headrace.errors import HeadraceError, OperationFailed, TransactionLost
 from headrace.outbox import HandlerTransaction, check_blocking, check_done, handler_name
-from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
+from headrace.projection.delivery import Delivery, EventFailed, delivering, finished, to_the_end
 from headrace.projection.ports import Offsets
 from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import is_replay, moves, slot_of
@@ -56,7 +56,7 @@ class _Call:
         with self.around(), owned.handling():
             done = self.function(connection, *self.arguments)
             if inspect.isawaitable(done):
-                await done
+                await finished(done)
 
 
 @dataclass(frozen=True)

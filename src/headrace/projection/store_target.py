@@ -18,7 +18,7 @@ from headrace.projection.commits import is_commit_due
 from headrace.projection.delivery import Delivery, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets, Target
 from headrace.projection.projection import DeadLetter, Projection
-from headrace.projection.slots import come_again, furthest, is_replay, moves, slot_of
+from headrace.projection.slots import check_slots, come_again, furthest, is_replay, moves, slot_of
 from headrace.projection.workers import SharedValue
 from headrace.runtime import crash_point
 from headrace.store import SharedSettings
@@ -162,7 +162,11 @@ class StoreTarget:
         await self._stored.change(lambda stored: moved_to(stored, moving, to, self._projection))
 
     def _taken(self, stored: StoredOffsets) -> StoredOffsets:
-        """Take all slots from the workers, and remember their offsets: events up to there will be replays."""
+        """Take all slots from the workers, and remember their offsets: events up to there will be replays.
+
+        Raises BadArgument if the projection has run with another number of slots.
+        """
+        check_slots(self._projection, len(stored.offsets))
         handled = parsed(tuple(None if text == REBUILDING else text for text in stored.offsets))
         before = parsed(stored.replay_to)
         replay_to = tuple(text_of(furthest(handled[slot], before.get(slot))) for slot in sorted(handled))
