@@ -156,6 +156,15 @@ def test_a_payload_that_no_store_takes_holds_the_journal() -> None:
     assert check_equal([before, changed(plain, value=too_large)])["runs"] == 0
 
 
+def test_binary_events_behind_a_header_that_says_json_hold_their_journal() -> None:
+    """The short way looks at the format in the header, too, also if the record before has the same header."""
+    script = Script()
+    script.append("other", 1, given=[Event(1, "text")])
+    script.append("k", 1, given=[Event(1, "text")])
+    as_json, value = script.records[-1], encode_binary_events([Event(1, b"payload")])
+    assert check_equal([script.records[0], changed(as_json, value=value)]) == {"runs": 1, "general": 1}
+
+
 def test_appends_that_overlap_are_void() -> None:
     """Each record must begin above the last number of the one before, not only above its first."""
     script = Script()

@@ -64,6 +64,7 @@ def _unusual(rng: random.Random, script: Script, id_: str, first: int, writers: 
         lambda: append("", first, given=binary),
         lambda: _damaged(rng, script, id_, first),
         lambda: _renumbered(script, id_, first),
+        lambda: _in_another_format(script, id_, first),
         lambda: _raw(script, rng.choice((None, b"\xff\xfe")), first),
     ]
     rng.choice(kinds)()
@@ -91,6 +92,12 @@ def _renumbered(script: Script, id_: str, first: int) -> None:
     """Write a header that says other numbers than its value."""
     good = script.append(id_, first, given=[Event(first, b"payload")])
     script.records[-1] = _with(good, good.value, append_headers(first + 1, first + 1, "binary", None, None))
+
+
+def _in_another_format(script: Script, id_: str, first: int) -> None:
+    """Write a binary event behind a header that says JSON, as the records of text have."""
+    good = script.append(id_, first, given=[Event(first, b"payload")])
+    script.records[-1] = _with(good, good.value, append_headers(first, first, "json", "one", "1"))
 
 
 def _raw(script: Script, key: bytes | None, first: int) -> None:

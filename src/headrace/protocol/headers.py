@@ -109,6 +109,7 @@ class AppendTemplate(NamedTuple):
     """What the action headers of some appends have in common: `header % (first, last)` is the header of each."""
 
     header: bytes
+    payload_format: PayloadFormat
     origin: str | None
     version: str | None
 
@@ -126,7 +127,8 @@ def _template(around: bytes) -> AppendTemplate | None:
     append = _decoded_around(around)
     if append is None or append.metadata is not None:
         return None
-    return AppendTemplate(_RANGE + around.replace(b"%", b"%%"), append.origin, append.version)
+    header = _RANGE + around.replace(b"%", b"%%")
+    return AppendTemplate(header, append.payload_format, append.origin, append.version)
 
 
 def append_headers(

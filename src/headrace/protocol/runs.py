@@ -166,7 +166,7 @@ def _plain_events(
 ) -> tuple[list[RecordEvents | None], list[AppendTemplate | None]]:
     """Return the events and the template of each record; None for a record that is no plain append.
 
-    Most records hold one binary event and have the same template as the record before.
+    Most records hold one binary event and have the same template as the binary record before.
     """
     events: list[RecordEvents | None] = []
     templates: list[AppendTemplate | None] = []
@@ -191,7 +191,8 @@ def _plain_events(
         found, of = _decoded(value, lone)
         events.append(found)
         templates.append(of)
-        if of is not None and of is not template:
+        # The value of a binary event is one only behind a header that says so: behind another it holds its journal.
+        if of is not None and of is not template and of.payload_format == "binary":
             template, header = of, of.header
     return events, templates
 
