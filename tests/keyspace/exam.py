@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 import pytest_asyncio
@@ -54,6 +55,16 @@ from headrace.keyspace import NO_VALUE, KeyspaceClient
 from headrace.model import ConsistencyToken, combine_tokens
 from headrace.observe import traces
 from headrace.testing.conformance.log_setting import eventually, new_topic, read_all
+
+
+class StubbornGate(asyncio.Event):
+    """A gate that opens to whoever stops waiting for it, as code does that catches every error."""
+
+    async def wait(self) -> Literal[True]:
+        """Wait until the waiting is cancelled."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await super().wait()
+        return True
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -235,6 +246,15 @@ class KeyspaceExam:
             await asking
         assert (behind.value.outcome_known, ended.value.outcome_known) == (True, True)
         assert time.monotonic() - began_s < 5
+        assert await accounts.ask(Deposit(key, 1)) == 1
+
+    async def test_a_handler_that_goes_on_when_it_is_ended_writes_nothing(self, accounts: KeyspaceClient) -> None:
+        """C18: what it does after its deadline is not committed, and its caller knows that."""
+        key = new_key()
+        GATES[key] = StubbornGate()
+        with pytest.raises(TimedOut) as ended:
+            await accounts.ask(SlowAdd(key, 1), timeout_s=0.3)
+        assert ended.value.outcome_known
         assert await accounts.ask(Deposit(key, 1)) == 1
 
     async def test_asks_along_a_chain_and_in_a_circle(self, accounts: KeyspaceClient) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import pytest_asyncio
 from tests.keyspace.setting import Place, Served, serving
@@ -18,7 +19,7 @@ from headrace.errors import NotEncodable, StateConflict, TransactionFailed
 from headrace.keyspace import App, Context, InputStream, Keyspace, State, StreamContext, consumes, handles, state
 from headrace.keyspace.partition import KeyspacePartition
 from headrace.log import Log
-from headrace.model import NewRecord, Record, TopicConfig
+from headrace.model import NewRecord, Record, TopicConfig, TopicPartition
 from headrace.runtime import Backoff
 from headrace.testing.conformance.log_setting import eventually, read_all
 
@@ -247,6 +248,56 @@ async def test_an_input_that_begins_at_the_end_goes_on_from_there(place: Place, 
     await write(log, b"1")
     async with serving(place, "a", LateReaders) as served:
         await reaches(served, "all", 1, LateReaders)
+
+
+async def test_records_that_were_removed_before_they_were_read_do_not_stop_an_input(
+    place: Place, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody owned the partition for longer than the topic keeps records: it is told once, and the rest is handled."""
+    await write(log, b"1")
+    async with serving(place, "a", Readers, Totals) as served:
+        await reaches(served, "all", 1, Readers)
+    await write(log, b"10", b"20")
+    await log.retention.truncate(TopicPartition("amounts", 0), before=3)
+    async with serving(place, "a", Readers, Totals) as served:
+
+        async def is_told() -> bool:
+            return "records were removed before they were read" in caplog.text
+
+        await eventually(is_told)
+        await write(log, b"100")
+        await reaches(served, "all", 101, Readers)
+    caplog.clear()
+    async with serving(place, "a", Readers, Totals) as served:
+        await write(log, b"1000")
+        await reaches(served, "all", 1101, Readers)
+    assert "were removed" not in caplog.text
+
+
+async def test_an_input_that_ends_before_its_place_is_not_read_until_it_is_made_again(
+    place: Place, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic was restored from an old copy: what is written at offsets that were read must not be skipped."""
+    await write(log, b"1", b"1")
+    async with serving(place, "a", Readers, Totals) as served:
+        await reaches(served, "all", 2, Readers)
+        replica = owned_partition(served).states.replica("inputs")
+        entry = replica.entry(replica.keys.encode("amounts"))
+    assert entry is not None
+    topic_id, _, owners = msgspec.msgpack.decode(entry.value)
+    ahead = msgspec.msgpack.encode((topic_id, 7, owners))
+    await log.append([NewRecord(replica.spec.topic, b"amounts", ahead, partition=0)])
+    await write(log, b"10")
+    async with serving(place, "a", Readers, Totals) as served:
+
+        async def is_told() -> bool:
+            return "offsets 3 to 6 of amounts[0] were read and are gone from the log" in caplog.text
+
+        await eventually(is_told)
+        await log.admin.delete("amounts")
+        await log.admin.create("amounts", partitions=1, config=TopicConfig())
+        await write(log, b"100")
+        await reaches(served, "all", 102, Readers)
 
 
 async def test_a_record_is_not_skipped_because_its_commit_failed(place: Place, log: Log) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.keyspace.setting import Place, serving
 
-from headrace.errors import NotUnique, StateRedeclared
+from headrace.errors import BadArgument, NotUnique, StateRedeclared
 from headrace.keyspace import Keyspace, State, resize_keyspace, state
 from headrace.log import open_log
 from headrace.state import JsonValues
@@ -38,6 +38,11 @@ class Pairs(Keyspace, name="people", partitions=1, store="rocksdb"):
 
 class More(Keyspace, name="people", partitions=1, store="rocksdb"):
     notes: State[str, str] = state(ttl="30d")
+    others: State[str, int] = state()
+
+
+class NumberedMore(Keyspace, name="people", partitions=1, store="rocksdb"):
+    notes: State[str, int] = state()
     others: State[str, int] = state()
 
 
@@ -150,3 +155,39 @@ async def test_values_that_must_be_unique_and_are_not_are_reported(
 
 async def _is_logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return text in caplog.text
+
+
+async def test_a_release_that_resizes_may_have_new_states(tmp_path: Path) -> None:
+    """They have no changelogs yet: the keyspace must not stay closed because of that."""
+    place = Place(f"embedded:{tmp_path / 'log'}", str(tmp_path / "state"))
+    async with serving(place, "a", Texts) as served:
+        await served.client.put("notes", "k", "v")
+        report = await resize_keyspace(served.headrace.log, place.settings("tool"), More, 2)
+        assert report.records == 1
+        assert await served.client.get("notes", "k") == "v"
+    async with serving(place, "a", More) as served:
+        await served.client.put("others", "k", 1)
+        assert (await served.client.get("notes", "k"), await served.client.get("others", "k")) == ("v", 1)
+
+
+async def test_a_release_that_would_lose_states_does_not_resize(tmp_path: Path) -> None:
+    """One that does not know a state would not copy it; it is named, and the keyspace is served all the time."""
+    place = Place(f"embedded:{tmp_path / 'log'}", str(tmp_path / "state"))
+    async with serving(place, "a", More) as served:
+        await served.client.put("others", "k", 1)
+        log = served.headrace.log
+        with pytest.raises(BadArgument, match=r"it has states \['others'\].* delete people-others first"):
+            await resize_keyspace(log, place.settings("tool"), Texts, 2)
+        with pytest.raises(StateRedeclared):
+            await resize_keyspace(log, place.settings("tool"), NumberedMore, 2)
+        assert await served.client.get("others", "k", timeout_s=1) == 1
+    await log_without(place, "people-others")
+    async with serving(place, "a", Texts) as served:
+        await resize_keyspace(served.headrace.log, place.settings("tool"), Texts, 2)
+
+
+async def log_without(place: Place, topic: str) -> None:
+    """Delete a topic."""
+    log = await open_log(place.address)
+    await log.admin.delete(topic)
+    await log.close()

@@ -104,3 +104,41 @@ async def test_a_record_that_fails_stops_its_own_partition_only(log: Log) -> Non
         await eventually(partial(_has, handled, b"behind"), every_s=0.01, what="the record behind")
     assert attempts > 1
     assert handled == [b"other", b"bad", b"behind"]
+
+
+async def test_records_that_were_removed_before_they_were_read_do_not_stop_a_stream(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No node ran for longer than the topic keeps records: that is told, and each partition goes on where it begins.
+
+    The last offset of a transaction is no record: a stream that has read all comes back to a removed offset, too.
+    """
+    topic = await new_topic(log, partitions=2)
+    handled: list[bytes | None] = []
+
+    async def take(record: Record, context: object) -> None:
+        handled.append(record.value)
+
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    producer = await log.transactional(f"id-{group}")
+    for partition in range(2):
+        await producer.begin()
+        await producer.append([NewRecord(topic, b"k", b"read", partition=partition)])
+        await producer.commit()
+    async with _running(InputStream(topic, take, group=group), log):
+        await eventually(partial(_has_committed, log, group, topic, {0: 1, 1: 1}), every_s=0.01, what="the commits")
+    await _append(log, topic, 1, b"removed")
+    for partition in range(2):
+        at = TopicPartition(topic, partition)
+        await log.retention.truncate(at, before=(await log.bounds(at)).end)
+    async with _running(InputStream(topic, take, group=group), log):
+        for partition, value in ((0, b"one"), (1, b"two")):
+            await _append(log, topic, partition, value)
+            await eventually(partial(_has, handled, value), every_s=0.01, what="the next record", within_s=30)
+    assert handled == [b"read", b"read", b"one", b"two"]
+    assert "records were removed before they were read" in caplog.text
+
+
+async def _has_committed(log: Log, group: str, topic: str, offsets: dict[int, int]) -> bool:
+    wanted = {TopicPartition(topic, partition): offset for partition, offset in offsets.items()}
+    return await log.groups.committed(group, wanted) == wanted

@@ -244,14 +244,14 @@ class WrongEngineTopic(Misconfigured):
 
 @dataclass(eq=False)
 class InputRecordsLost(Misconfigured):
-    """A topic that an engine reads ends before what the engine has read of it: acknowledged records were lost."""
+    """An input topic ends before what an engine or a keyspace has read of it: acknowledged records were lost."""
 
     topic: str
     partition: int
     first: int
     last: int
     says: ClassVar[str] = (
-        "offsets {first} to {last} of {topic}[{partition}] were read and are gone from the log; commands that are "
+        "offsets {first} to {last} of {topic}[{partition}] were read and are gone from the log; records that are "
         "written there now would be taken for done, so none is read. Restore the topic, or delete it and create it "
         "again: then it is read from its start"
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -149,14 +150,7 @@ class CallRunner:
             async with limit, self._turn(call.key):
                 message = await self._codecs.message(handler, call.payload)
 
-                async def commit_unit(unit: UnitOfWork) -> None:
-                    limit.reschedule(None)  # from here on the outcome may be that it was done
-                    try:
-                        await commit(unit)
-                    except StateConflict:
-                        limit.reschedule(ends_s)  # it was not, and the handler runs again
-                        raise
-
+                commit_unit = partial(_commit_within, limit, ends_s, commit)
                 return await self._until_committed(
                     request, call, handler, message, chain, deadline_s, commit_unit, gate
                 )
@@ -327,6 +321,18 @@ class CallRunner:
         kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
         replica = self._states.replica(REPLIES)
         unit.write(replica, replica.keys.encode(place), StateWrite(kept, replica.spec.ttl_ms_of(place, kept)))
+
+
+async def _commit_within(limit: asyncio.Timeout, ends_s: float, commit: Commit, unit: UnitOfWork) -> None:
+    """Commit what a handler has written, unless its time is over: it may have gone on when it was ended."""
+    if limit.expired():
+        raise TimeoutError
+    limit.reschedule(None)  # from here on the outcome may be that it was done
+    try:
+        await commit(unit)
+    except StateConflict:
+        limit.reschedule(ends_s)  # it was not, and the handler runs again
+        raise
 
 
 def _digest_of(call: Call) -> bytes:

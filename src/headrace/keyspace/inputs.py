@@ -18,6 +18,8 @@ import msgspec
 
 from headrace.errors import (
     HeadraceError,
+    InputRecordsLost,
+    Misconfigured,
     NotPartitionOwner,
     OperationFailed,
     StateConflict,
@@ -31,7 +33,7 @@ from headrace.keyspace.declaration import InputSpec, KeyspaceSpec
 from headrace.log import Log, ensure_topic
 from headrace.model import Bounds, Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import counter, get_logger
-from headrace.runtime import OWNERS_TRIED, Backoff, is_suspect, is_tried_alone, suspect_text
+from headrace.runtime import OWNERS_TRIED, Backoff, error_text, is_suspect, is_tried_alone, suspect_text
 from headrace.serde import Registry
 from headrace.state import BytesValues, StatePartition, StateSpec, StateWrite, UnitOfWork, ValueCodec, codec_of
 
@@ -116,11 +118,12 @@ class InputPump:
             except Exception as error:  # whatever the application raises must not end the partition
                 failures = failures + 1 if self._handled == before else 1
                 delay_s = _BACKOFF.delay_s(failures)
-                _logger.warning(
+                tell = _logger.error if isinstance(error, Misconfigured) else _logger.warning
+                tell(
                     "an input stops for a while",
                     keyspace=self._keyspace,
                     at=str(self._at),
-                    error=repr(error),
+                    error=error_text(error),
                     retry_in_s=delay_s,
                 )
                 HANDLED.labels(self._at.topic, "failed").inc()
@@ -149,22 +152,35 @@ class InputPump:
         bounds = await self._log.bounds(self._at)
         if self._waiting_below is None:
             self._waiting_below = bounds.end
-        self._begun, is_first = self._place(bounds)
-        if is_first and self._handler.start == "latest":
+        self._begun, is_written = self._place(bounds)
+        if is_written:
             # Whoever owns the partition next goes on here, also if nothing is handled before.
             await self._write(self._begun)
         return self._begun.next_offset
 
     def _place(self, bounds: Bounds) -> tuple[_Place, bool]:
-        """Return the place to go on from, and True if the topic was never read."""
+        """Return the place to go on from, and True if it is to be written before a record leads to it.
+
+        Raises InputRecordsLost if the topic ends before the place: new records would be taken for those that were read.
+        """
         data = self._states.begin().get(self._replica, self._key)
         if data is None:
-            return _Place(self._topic_id, bounds.start if self._handler.start == "earliest" else bounds.end), True
+            is_latest = self._handler.start == "latest"
+            return _Place(self._topic_id, bounds.end if is_latest else bounds.start), is_latest
         place = _places.decode(data)
-        if place.topic_id == self._topic_id:
+        if place.topic_id != self._topic_id:
+            _logger.warning("an input topic was made again", keyspace=self._keyspace, at=str(self._at))
+            return _Place(self._topic_id, bounds.start), False
+        if place.next_offset > bounds.high_watermark:
+            raise InputRecordsLost(*self._at, bounds.high_watermark, place.next_offset - 1)
+        if place.next_offset >= bounds.start:
             return place, False
-        _logger.warning("an input topic was made again", keyspace=self._keyspace, at=str(self._at))
-        return _Place(self._topic_id, bounds.start), False
+        removed = bounds.start - place.next_offset
+        _logger.error(
+            "records were removed before they were read", keyspace=self._keyspace, at=str(self._at), offsets=removed
+        )
+        HANDLED.labels(self._at.topic, "lost").inc(removed)
+        return _Place(self._topic_id, bounds.start), True
 
     async def _write(self, place: _Place) -> None:
         """Write a place that no record leads to."""

@@ -10,6 +10,7 @@ that: it is made of the values, and built again. Nor is a schema: the registry s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -152,6 +153,11 @@ class KeyspaceLayouts:
         """Return what the bytes of a state are; None if it was never served."""
         return self._shapes.get(_shape_key(keyspace, state))
 
+    def shapes(self, keyspace: str) -> Mapping[str, StateShape]:
+        """Return what the bytes of all states are that a keyspace ever had, by name."""
+        prefix = _shape_key(keyspace, "")
+        return {key.removeprefix(prefix): each for key, each in self._shapes.items() if key.startswith(prefix)}
+
     async def put_shape(self, keyspace: str, state: str, shape: StateShape) -> None:
         """Store what the bytes of a state are."""
         await self._write(_shape_key(keyspace, state), _encode(shape), None)
@@ -256,6 +262,17 @@ class StateShapes:
                 continue  # nothing is stored
             if _is_about(stored, topic):
                 raise _redeclared(keyspace.name, stored, spec)
+
+    async def undeclared(self, keyspace: KeyspaceSpec) -> Mapping[str, StateShape]:
+        """Return the states that are stored and that this declaration does not have, by name."""
+        found = {}
+        for name, stored in self._layouts.shapes(keyspace.name).items():
+            if name not in keyspace.states:
+                with contextlib.suppress(UnknownTopic):
+                    topic = await self._log.admin.describe(stored.topic)
+                    if topic.topic_id == stored.topic_id:
+                        found[name] = stored
+        return found
 
     async def claim(self, keyspace: KeyspaceSpec, states: StatePartition) -> None:
         """Note what the states of a partition are written as, before anything is. Raises StateRedeclared."""

@@ -19,7 +19,7 @@ from headrace.errors import BadArgument, PartitionClosed, UnknownTopic
 from headrace.keyspace.calls import REPLIES, replies_spec
 from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
 from headrace.keyspace.inputs import INPUTS, inputs_spec
-from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, topic_of
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, StateShapes, topic_of
 from headrace.log import Log
 from headrace.model import NewRecord, Record, TopicPartition, partition_of
 from headrace.observe import get_logger
@@ -73,7 +73,8 @@ async def resize_keyspace(
 ) -> ResizeReport:
     """Copy a keyspace to topics with another number of partitions. Callers wait meanwhile; nodes go on automatically.
 
-    Raises BadArgument for a keyspace that was never served, or has input topics, and Fenced if another run has begun.
+    Raises BadArgument for a keyspace that was never served, that has input topics, or that has states which `kind` does
+    not declare; StateRedeclared for states that it declares differently; and Fenced if another run has begun.
     """
     spec = kind.spec
     if partitions < 1:
@@ -82,6 +83,7 @@ async def resize_keyspace(
         rule = f"its input topics {sorted(spec.inputs)} are partitioned alike, and can't be copied with it"
         raise BadArgument("keyspace", spec.name, rule)
     async with _opened(log, settings, spec.name) as (layouts, node, writer):
+        await _check_states(log, settings, layouts, spec)
         layout = await _begin_copy(layouts, spec.name, writer)
         resizing = _Resizing(log, settings, spec, layout, partitions, node, writer)
         on_progress(f"closing {layout.partitions} partitions")
@@ -98,12 +100,38 @@ async def resize_keyspace(
         return ResizeReport(spec.name, partitions, new.generation, records, resizing.old_topics)
 
 
+async def _check_states(log: Log, settings: HeadraceSettings, layouts: KeyspaceLayouts, spec: KeyspaceSpec) -> None:
+    """See that the release that resizes knows what is stored. Raises BadArgument, StateRedeclared.
+
+    The program that resizes need not be the one that is served. What is new in it has no changelogs yet: they are made.
+    """
+    layout = layouts.get(spec.name)
+    if layout is None:
+        raise _never_served(spec.name)
+    specs = specs_of(spec, layout, replies_kept_s=settings.keyspace.replies_kept_s)
+    shapes = StateShapes(log, layouts)
+    await shapes.check(spec, specs)
+    if unknown := await shapes.undeclared(spec):
+        topics = ", ".join(each.topic for each in unknown.values())
+        rule = (
+            f"it has states {sorted(unknown)}, which the class does not declare, so that they would not be copied. "
+            f"Resize with the release that is served; if their values are not needed any more, delete {topics} first"
+        )
+        raise BadArgument("keyspace", spec.name, rule)
+    for each in _written(specs).values():
+        await ensure_changelog(log.admin, each.topic, partitions=layout.partitions, config=each.config)
+
+
+def _never_served(keyspace: str) -> BadArgument:
+    return BadArgument("keyspace", keyspace, "no node of the cluster has served it yet")
+
+
 async def _begin_copy(layouts: KeyspaceLayouts, name: str, writer: ProducerWriter) -> KeyspaceLayout:
     """Say that the keyspace is being copied, and return the layout that says so: no other run has the same."""
     while True:
         layout = layouts.get(name)
         if layout is None:
-            raise BadArgument("keyspace", name, "no node of the cluster has served it yet")
+            raise _never_served(name)
         begun = layout.in_copy()
         await layouts.put(name, begun, writer)
         if layouts.get(name) == begun:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
-from headrace.errors import BadArgument, HeadraceError, Unavailable
+from headrace.errors import BadArgument, HeadraceError, OffsetOutOfRange, Unavailable
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.declaration import Keyspace
 from headrace.log import Log, Member
@@ -99,6 +99,9 @@ class InputStream:
                 member = await log.groups.join(self.group, [self.topic], start_at=self._start)
                 try:
                     await self._read_on(member, topic_id, client_of)
+                except OffsetOutOfRange as error:
+                    if not await self._go_past_removed(log, member, str(error)):
+                        raise
                 finally:
                     await member.leave()
             except HeadraceError as error:
@@ -106,6 +109,22 @@ class InputStream:
                 delay_s = _BACKOFF.delay_s(failures)
                 _logger.warning("a stream stops for a while", topic=self.topic, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
+
+    async def _go_past_removed(self, log: Log, member: Member, reason: str) -> bool:
+        """Go on where the log begins now in each partition whose next records it has removed; False if there is none.
+
+        Otherwise the log ends before a committed offset: it has lost records, and new ones would be taken for those.
+        """
+        moved = {}
+        for at, offset in (await log.groups.committed(self.group, sorted(member.assignment))).items():
+            start = (await log.bounds(at)).start
+            if offset < start:
+                moved[at] = start
+                STREAMED.labels(self.topic, "lost").inc(start - offset)
+        if moved:
+            _logger.error("records were removed before they were read", topic=self.topic, error=reason)
+            await member.commit(moved)
+        return bool(moved)
 
     async def _read_on(
         self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]
