@@ -141,6 +141,8 @@ async def test_pages_and_lines_hold_the_same_events(client: Client, hr: Headrace
     lines = await client.get(PATH, params={"to": 22}, headers={"accept": "application/x-ndjson"})
     assert lines.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line)["seq_nr"] for line in lines.text.splitlines()] == seen == list(range(1, 23))
+    refused = await client.get(PATH, params={"limit": 5}, headers={"accept": "application/x-ndjson"})
+    assert (refused.status_code, refused.json()["name"]) == (400, "limit"), "it was ignored, and all lines were sent"
 
 
 async def test_a_journal_is_followed_as_lines(serve: Serve, hr: Headrace) -> None:
@@ -191,6 +193,15 @@ async def test_a_repeated_append_happens_once_after_replication(new_client: NewC
     assert (await post(new_client(), key="k-1", events=[{}, {}], expected=0)).status_code == 422
     assert (await post(new_client(), key="k-2", events=events, expected=0)).status_code == 409
     assert (await new_client().get(f"{PATH}/pointer")).json() == {"pointer": 2}
+
+
+async def test_a_repeated_append_may_hold_numbers_of_any_size(new_client: NewClient) -> None:
+    """G14: JSON has whole numbers beyond 64 bits. Another gateway answered the repeat with 500."""
+    events = [{"payload": {"n": 2**64, "below": -(10**40)}}, {"payload": [0.1, 10**4000]}]
+    first = await post(new_client(), key="k", events=events, expected=0)
+    again = await post(new_client(), key="k", events=events, expected=0)
+    assert (first.status_code, again.status_code, again.json()) == (201, 201, first.json())
+    assert (await post(new_client(), key="k", events=[{"payload": 2**64}, {}], expected=0)).status_code == 422
 
 
 async def test_the_same_key_with_other_events_is_refused(new_client: NewClient) -> None:

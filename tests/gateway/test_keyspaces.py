@@ -284,6 +284,12 @@ async def test_keys_are_listed_counted_and_found(market: Market) -> None:
     assert seen == [(("p", n), n) for n in range(5)]
     listed = await market.client.get(lines, headers={"accept": "application/x-ndjson"})
     assert [json.loads(line)["value"] for line in listed.text.splitlines()] == [0, 1, 2, 3, 4]
+    for prefix, values in (('["p"]', [0, 1, 2, 3, 4]), ('["p", 3]', [3]), ('["q"]', [])):
+        some = await market.client.get(lines, params={"prefix": prefix}, headers={"accept": "application/x-ndjson"})
+        assert [json.loads(line)["value"] for line in some.text.splitlines()] == values, prefix
+    for name, value in (("limit", "2"), ("after", '["p",1]'), ("prefix", "p")):
+        refused = await market.client.get(lines, params={name: value}, headers={"accept": "application/x-ndjson"})
+        assert (refused.status_code, refused.json()["name"]) == (400, name), "it was ignored, and all pairs were sent"
     assert (await market.client.get("/keyspaces/accounts/counts/lines")).json() == {"count": 5}
     await market.client.put(f"{STATE}/found", json={"owner": "zoe"})
     found = await market.client.get("/keyspaces/accounts/indexes/balances/owner", params={"value": '"zoe"'})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 import websockets
@@ -40,6 +41,16 @@ class Sum:
     least: int = 0
 
 
+@dataclass(frozen=True)
+class Count:
+    id: str
+
+
+@dataclass(frozen=True)
+class Gather:
+    ids: list[str]
+
+
 class Notes(Keyspace, partitions=2, replicas=1, store="memory"):
     lines: State[str, Line] = state()
     marks: State[tuple[str, int], int] = state()
@@ -54,6 +65,14 @@ class Notes(Keyspace, partitions=2, replicas=1, store="memory"):
         await self.lines.put(message.id, Line([*before.texts, message.text]))
         return len(before.texts) + 1
 
+    @handles(read=True, key=lambda count: str(int(count.id)))
+    async def count(self, message: Count) -> str:
+        return message.id
+
+    @handles(read=True, key="ids")
+    async def gather(self, message: Gather) -> int:
+        return len(message.ids)
+
     @handles(scatter=True, read=True)
     async def sum(self, message: Sum) -> int:
         return await self.lines.count()
@@ -65,10 +84,10 @@ class Notebook:
     def __init__(self, hr: Headrace, url: str) -> None:
         self.client: KeyspaceClient = hr.keyspace(Notes)
         self.registry = hr.registry
-        self._url = url
+        self.url = url
 
     def socket(self) -> Any:
-        return websockets.connect(f"{self._url.replace('http', 'ws')}/socket", subprotocols=["headrace.v1"])  # type: ignore[list-item]
+        return websockets.connect(f"{self.url.replace('http', 'ws')}/socket", subprotocols=["headrace.v1"])  # type: ignore[list-item]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -145,6 +164,38 @@ async def test_a_request_of_a_wrong_form_is_refused_alone(notebook: Notebook) ->
         await socket.send('{"op": "unsubscribe"}')
         with pytest.raises(websockets.ConnectionClosed, match="4400"):
             await received(socket)
+
+
+async def test_a_message_whose_key_can_not_be_made_is_refused_alone(notebook: Notebook) -> None:
+    """G2: the function for keys is the application's, as the handler is. Over HTTP its error is a status of its kind.
+
+    It closed the socket with all its subscriptions, and a client that came back sent the message again.
+    """
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("Count", {"id": "seven"}, "invalid literal for int"),
+        ("Gather", {"ids": ["a", "b"]}, "keys are of type"),
+    ]
+    async with notebook.socket() as socket, httpx.AsyncClient(base_url=notebook.url) as client:
+        for number, (name, data, reason) in enumerate(cases):
+            request = {"op": "publish", "id": number, "keyspace": "notes", "message": name, "data": data}
+            await socket.send(json.dumps(request))
+            refused = await received(socket)
+            assert (refused["op"], refused["id"], refused["problem"]["status"]) == ("refused", number, 400), refused
+            answer = await client.post(f"/keyspaces/notes/messages/{name}", json=data)
+            assert answer.status_code == 400, answer.text
+            assert reason in refused["problem"]["detail"] == answer.json()["detail"], answer.text
+        await socket.send(publish(9, "x", key="after"))
+        assert (await received(socket))["op"] == "published", "the socket goes on"
+    async with websockets.connect(
+        f"{notebook.url.replace('http', 'ws')}/keyspaces/notes/states/lines/k",
+        subprotocols=["headrace.json"],  # type: ignore[list-item]
+    ) as on_key:
+        await received(on_key)
+        await on_key.send(json.dumps({"type": "Count", "data": {"id": "seven"}}))
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await received(on_key)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4400
 
 
 async def test_a_message_is_handled_once_and_refused_for_itself(notebook: Notebook) -> None:

@@ -82,6 +82,8 @@ async def test_a_query_that_can_not_be_answered_is_refused(client: Client) -> No
     for query in ("", "tag=", "tag=vip&after=x", "tag=vip&after=1:2", "tag=vip&after=-1:0:0:0:0", "tag=%00a"):
         assert (await client.get(f"/events?{query}")).status_code == 400, query
         assert (await client.get(f"/events?{query}", headers=LIVE)).status_code == 400, query
+    refused = await client.get("/events?tag=vip&limit=5", headers=LIVE)
+    assert (refused.status_code, refused.json()["name"]) == (400, "limit"), "a stream has no pages: it was ignored"
 
 
 async def test_a_live_stream_gives_what_comes_and_resumes(serve: Serve, hr: Headrace) -> None:

@@ -260,6 +260,47 @@ def test_what_is_no_schema_is_refused_with_its_place(raw: str, where: str, reaso
     assert reason in str(refused.value)
 
 
+_FIXED_DECIMAL = {"type": "fixed", "name": "F", "size": 16, "logicalType": "decimal", "precision": 38, "scale": 18}
+
+
+@pytest.mark.parametrize("text", ["1E+20", "-1e1000", "1E+999999999", "9e99999"])
+def test_a_decimal_of_more_digits_than_its_precision_is_refused_at_once(text: str) -> None:
+    """V2: a few letters can name a million digits, and writing these takes the whole process as long as it takes."""
+    for codec in (Codec(Decimal), GenericCodec(Schema({**_FIXED_DECIMAL, "scale": 0, "precision": 20}))):
+        with pytest.raises(NotEncodable, match="20 digits before the point that fit"):
+            codec.encode(Decimal(text))
+
+
+def test_a_zero_of_any_exponent_is_zero() -> None:
+    """V2: 0E+999999999 is no long number."""
+    codec: Codec[Decimal] = Codec(Decimal)
+    for text in ("0E+999999999", "-0e5", "0.00"):
+        assert codec.decode(codec.encode(Decimal(text))) == 0
+
+
+def test_a_decimal_that_takes_too_long_to_read_is_refused() -> None:
+    """V1: reading one of a megabyte takes more than a minute, and everybody in the process waits."""
+    body = bytes.fromhex("80897a") + b"\x01" * 1_000_000  # its length, and its digits
+    with pytest.raises(NotDecodable, match="the decimal at byte 0 is longer than 1786 bytes"):
+        Codec(Decimal).decode(body)
+    huge = Schema({**_FIXED_DECIMAL, "size": 1_000_000})
+    with pytest.raises(NotDecodable, match="the decimal at byte 0 is longer than 1786 bytes"):
+        GenericCodec(huge).decode(b"\x01" * 1_000_000)
+    many = Codec(list[Decimal])
+    numbers = [Decimal(number) for number in range(1_000)]
+    assert many.decode(many.encode(numbers)) == numbers, "a long body of short ones"
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-00:01"])
+def test_a_time_that_utc_can_not_show_is_refused_when_it_is_written(text: str) -> None:
+    """V2: it is kept in UTC, so that nobody could read it again."""
+    codec: Codec[dt.datetime] = Codec(dt.datetime)
+    with pytest.raises(NotEncodable, match="years 1 to 9999 of UTC"):
+        codec.encode(dt.datetime.fromisoformat(text))
+    for edge in (dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)):
+        assert codec.decode(codec.encode(edge)) == edge
+
+
 def test_decimals_keep_their_value() -> None:
     """V2: to the last digit of the largest precision."""
     codec: Codec[Decimal] = Codec(Decimal)

@@ -118,6 +118,15 @@ def test_a_key_of_another_type_is_refused(kind: Any, key: Any) -> None:
         OrderedKeys(kind).encode(key)
 
 
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-00:01"])
+def test_a_time_that_utc_can_not_show_is_no_key(text: str) -> None:
+    """It could be written and never be read: one such key made every list of the state fail."""
+    time = datetime.datetime.fromisoformat(text)
+    for kind, key in ((datetime.datetime, time), (tuple[str, datetime.datetime], ("a", time))):
+        with pytest.raises(NotStorable, match="years 1 to 9999 of UTC"):
+            OrderedKeys[Any](kind).encode(key)
+
+
 @pytest.mark.parametrize("kind", [float, list, tuple, tuple[float, str], dict[str, int], tuple[()]])
 def test_types_without_an_order_are_refused_when_declared(kind: Any) -> None:
     """The types that keys can have are named."""

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.errors import AppendIdReused, BadArgument, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventRenderer, NewEvent, payload_of
 from headrace.gateway.ports import GatewayParts, ServedJournal
-from headrace.gateway.requests import GatewayRequest, whole_number
+from headrace.gateway.requests import GatewayRequest, refuse_page_parameters, whole_number
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -185,6 +185,7 @@ class JournalRoutes:
         writer, is_live = self._writer(request), request.flag("live")
         journal = await self._existing(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
+            refuse_page_parameters(request, "limit")
             events = journal.read(request.path["id"], first, to_seq_nr=last, live=is_live, at_least=request.token)
             stream = StreamResponse(
                 _items(events, writer),
@@ -372,8 +373,10 @@ def _idempotency_key(request: GatewayRequest) -> str | None:
 
 
 def _comparable(payload: Any) -> bytes:  # noqa: ANN401
-    """Return a payload so that 1 and true, and text and bytes, are different."""
-    return msgspec.msgpack.Encoder(order="deterministic").encode(payload)
+    """Return a payload so that 1 and true, and text and bytes, are different. JSON has numbers of any size."""
+    if isinstance(payload, bytes):
+        return b"bytes " + payload
+    return msgspec.json.Encoder(order="deterministic").encode(payload)
 
 
 def _numbered(form: AppendForm) -> Sequence[Event] | None:

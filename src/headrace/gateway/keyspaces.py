@@ -10,7 +10,15 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
-from headrace.gateway.requests import ANY_VERSION, GatewayRequest, ReadyResponse, etag_of, has_version, versions_in
+from headrace.gateway.requests import (
+    ANY_VERSION,
+    GatewayRequest,
+    ReadyResponse,
+    etag_of,
+    has_version,
+    refuse_page_parameters,
+    versions_in,
+)
 from headrace.gateway.routes import (
     AT_LEAST,
     JSON,
@@ -106,7 +114,7 @@ class KeyspaceRoutes:
         pairs = RouteAnswer("The pairs.", content=_ANY)
         all_pairs = RouteAnswer("The pairs.", content={JSON: {}, NDJSON: {}})
         count = RouteAnswer("The count.", content=_ANY)
-        scan = "Get a page of the keys with a prefix, or all pairs as lines of JSON."
+        scan = "Get a page of the keys with a prefix, or as lines of JSON all pairs with it, or of the state."
         find = "Find the pairs that an index has under a value."
         return [
             route(_STATE, self.scan, scan, answer=all_pairs, parameters=(_PREFIX, _AFTER, limit)),
@@ -208,13 +216,14 @@ class KeyspaceRoutes:
     async def scan(self, request: GatewayRequest) -> object:
         """Answer with a page of a prefix, or with a stream of all pairs."""
         forms, state = self._state(request)
+        prefix, after = request.text("prefix"), request.text("after")
         if request.wants((JSON, NDJSON)) == NDJSON:
-            source = _pairs(forms.served.client, state)
+            refuse_page_parameters(request, "after", "limit")
+            source = _pairs(forms.served.client, state, () if prefix is None else state.prefix(prefix))
             stream = StreamResponse(
                 source, NDJSON, self._terms, request_id=request.request_id, is_live=False, caller=request.caller
             )
             return await stream.fetch_first()
-        prefix, after = request.text("prefix"), request.text("after")
         if prefix is None:
             raise BadArgument("prefix", None, f"a page has a prefix; ask for {NDJSON} to get all pairs")
         page = await forms.served.client.prefix(
@@ -419,9 +428,19 @@ def _pair(state: StateForm, key: Any, value: Any) -> dict[str, Any]:  # noqa: AN
     return {"key": json_of(key), "value": state.to_json(value)}
 
 
-async def _pairs(client: KeyspaceClient, state: StateForm) -> AsyncGenerator[StreamItem, None]:
-    async for key, value in client.items(state.name):
-        yield StreamItem(_pair(state, key, value))
+async def _pairs(client: KeyspaceClient, state: StateForm, prefix: tuple[Any, ...]) -> AsyncGenerator[StreamItem, None]:
+    """Yield the pairs whose keys have these first parts; all of them without any."""
+    if not prefix:
+        async for key, value in client.items(state.name):
+            yield StreamItem(_pair(state, key, value))
+        return
+    after = None
+    while True:
+        page = await client.prefix(state.name, prefix, after=after)
+        for key, value in page.items:
+            yield StreamItem(_pair(state, key, value))
+        if (after := page.next_after) is None:
+            return
 
 
 def _gathered(found: Scattered) -> dict[str, Any]:

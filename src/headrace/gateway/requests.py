@@ -29,6 +29,7 @@ __all__ = [
     "etag_of",
     "has_version",
     "is_json_type",
+    "refuse_page_parameters",
     "versions_in",
     "wanted_media_type",
     "whole_number",
@@ -175,6 +176,13 @@ def is_json_type(headers: Headers) -> bool:
 def whole_number(text: str) -> int | None:
     """Return the number that a text of digits stands for; None if it is none, or longer than any number here."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
+
+
+def refuse_page_parameters(request: GatewayRequest, *names: str) -> None:
+    """Raise BadArgument for a parameter of pages in a request for a stream, which has all: it must not be ignored."""
+    for name in names:
+        if (text := request.text(name)) is not None:
+            raise BadArgument(name, text[:60], f"a stream has no pages; leave it out, or ask for {JSON}")
 
 
 def wanted_media_type(headers: Headers, offered: Sequence[str]) -> str:

@@ -221,7 +221,10 @@ class SocketMessages:
         task.add_done_callback(lambda done: self._forget(place, done))
 
     def _checked(self, request: Publish) -> tuple[KeyspaceClient, Any, Any]:
-        """Return the message and its key. Raises Forbidden, NotFound, NotDecodable, BadArgument, Busy."""
+        """Return the message and its key.
+
+        Raises Forbidden, NotFound, NotDecodable, BadArgument, Busy, RequestFailed.
+        """
         self._caller.check("command", "keyspace", request.keyspace)
         if len(self._running) >= self._limit:
             raise Busy("this socket (messages)", self._limit)
@@ -232,10 +235,10 @@ class SocketMessages:
         if form is None:
             raise NotFound(f"message {request.message[:60]!r} of keyspace {request.keyspace!r}")
         message = form.from_json(request.data)
-        key_of = served.client.check(message).key_of
-        if key_of is None:
+        key = served.client.key_of(message)
+        if key is None:
             raise NotFound(f"message {request.message!r} to a single key; it is for all partitions: send it by HTTP")
-        return served.client, message, key_of(message)
+        return served.client, message, key
 
     async def _send(
         self,

@@ -15,7 +15,7 @@ from headrace.access import Caller
 from headrace.errors import BadArgument
 from headrace.gateway.event_json import EVENT_SCHEMA, EventRenderer
 from headrace.gateway.ports import GatewayParts
-from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.requests import GatewayRequest, refuse_page_parameters
 from headrace.gateway.routes import AT_LEAST, JSON, GatewayRoute, RouteAnswer, RouteParameter
 from headrace.gateway.streams import EVENT_STREAM, NDJSON, StreamItem, StreamResponse, StreamTerms
 from headrace.serde import JsonRenderer
@@ -100,6 +100,7 @@ class TagRoutes:
             if is_live:
                 raise BadArgument("live", True, f"a page ends; ask for {NDJSON} or {EVENT_STREAM}")
             return await self._page(request, tags, after)
+        refuse_page_parameters(request, "limit")
         found = self._parts.tags.events(
             tags, after=after, live=is_live, skip_trimmed=request.flag("skip_trimmed"), at_least=request.token
         )

@@ -147,6 +147,13 @@ class KeyspaceClient:
         """Return the handler of a message. Raises UnknownMessage."""
         return self._calls.handler_of(message)
 
+    def key_of(self, message: object) -> Any:  # noqa: ANN401
+        """Return the key that a message is for; None if it is for all partitions.
+
+        Raises UnknownMessage, BadArgument, and RequestFailed for what the application's function for keys raises.
+        """
+        return self._calls.key_of(message)
+
     # Reading states.
 
     async def get(

@@ -11,17 +11,26 @@ import itertools
 import types
 import typing
 import uuid
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.errors import AskCycle, BadArgument, NotStorable, ReplyNotReadable, UnknownMessage
+from headrace.errors import (
+    AskCycle,
+    BadArgument,
+    HeadraceError,
+    NotStorable,
+    ReplyNotReadable,
+    RequestFailed,
+    UnknownMessage,
+)
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.model import ConsistencyToken, TokenPlace
 from headrace.observe import inject
 from headrace.protocol import is_utf8
-from headrace.runtime import error_text
+from headrace.runtime import error_text, own_text
 from headrace.serde import Registry
 from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
 
@@ -351,10 +360,25 @@ class MessageCalls:
             raise UnknownMessage(self._spec.name, type(message).__name__, known)
         return handler
 
-    def asked(self, message: object, chain: tuple[Entry, ...], message_id: str | None) -> KeyedCall:
-        """Return the call of a message whose reply is waited for. Raises UnknownMessage, BadArgument, AskCycle."""
+    def key_of(self, message: object) -> Any:  # noqa: ANN401
+        """Return the key that a message is for; None if it is for all partitions.
+
+        Raises UnknownMessage, BadArgument, and RequestFailed for what the application's function for keys raises.
+        """
         handler = self.handler_of(message)
-        routing, key = _key_of(handler, message)
+        if handler.key_of is None:
+            return None
+        key = self._made_key(handler.key_of, message)
+        key_bytes(key)  # it can be one
+        return key
+
+    def asked(self, message: object, chain: tuple[Entry, ...], message_id: str | None) -> KeyedCall:
+        """Return the call of a message whose reply is waited for.
+
+        Raises UnknownMessage, BadArgument, AskCycle, RequestFailed.
+        """
+        handler = self.handler_of(message)
+        routing, key = self._key_bytes(handler, message)
         if message_id is not None and not _is_id(message_id):
             raise BadArgument("message_id", message_id, f"an id is a text of 1 to {_ID_AT_MOST} characters")
         if not isinstance(chain, tuple):
@@ -363,8 +387,8 @@ class MessageCalls:
         return KeyedCall(handler, routing, self._call(message, key, chain))
 
     def told(self, message: object) -> tuple[bytes, bytes]:
-        """Return what routes a message that nobody waits for, and what travels. Raises UnknownMessage, BadArgument."""
-        routing, key = _key_of(self.handler_of(message), message)
+        """Return what routes a message that nobody waits for, and what travels. Raises as `asked`."""
+        routing, key = self._key_bytes(self.handler_of(message), message)
         return routing, encode(self._call(message, key))
 
     def scattered(self, message: object) -> tuple[HandlerSpec, bytes]:
@@ -373,6 +397,22 @@ class MessageCalls:
         if handler.key_of is not None:
             raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
         return handler, encode(self._call(message, None))
+
+    def _key_bytes(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
+        """Return the bytes that decide the partition, and the key's own."""
+        if handler.key_of is None:
+            raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
+        return key_bytes(self._made_key(handler.key_of, message))
+
+    def _made_key(self, key_of: Callable[[Any], Any], message: object) -> Any:  # noqa: ANN401
+        """Return the key of a message: the function is the application's, and fails as a handler does."""
+        try:
+            return key_of(message)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            kind = type(message).__name__
+            raise RequestFailed(self._spec.name, kind, type(error).__name__, own_text(error)) from error
 
     def _call(self, message: object, key: bytes | None, chain: tuple[Entry, ...] = ()) -> Call:
         """Return a call with an id that no other request has."""
@@ -385,10 +425,3 @@ def _is_id(message_id: object) -> bool:
     if not isinstance(message_id, str) or not 1 <= len(message_id) <= _ID_AT_MOST:
         return False
     return message_id.isascii() or is_utf8(message_id)
-
-
-def _key_of(handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
-    """Return the bytes that decide the partition, and the key's own."""
-    if handler.key_of is None:
-        raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
-    return key_bytes(handler.key_of(message))

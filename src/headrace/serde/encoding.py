@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from headrace.serde.avro_library import prepared, writer
 from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
-from headrace.serde.primitives import CHECKS, UNTOUCHED, python_type
+from headrace.serde.primitives import UNTOUCHED, check_of, python_type
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.shapes import (
     NO_DEFAULT,
@@ -87,10 +87,8 @@ class _Encoders:
         match shape:
             case PrimitiveShape() if shape.choices:
                 return _choice_of(shape)
-            case PrimitiveShape():
-                return CHECKS.get(shape.logical or shape.kind)
-            case FixedShape():
-                return None
+            case PrimitiveShape() | FixedShape():
+                return check_of(shape)
             case EnumShape():
                 return _symbol_of(shape)
             case ArrayShape():

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.serde.avro_library import logical_readers, logical_writers
 from headrace.serde.shapes import FixedShape, PrimitiveShape
 
-__all__ = ["CHECKS", "PYTHON_TYPES", "UNTOUCHED", "logical_value", "python_type", "raw_value", "schema_of_primitive"]
+__all__ = ["PYTHON_TYPES", "UNTOUCHED", "check_of", "logical_value", "python_type", "raw_value", "schema_of_primitive"]
 
 PYTHON_TYPES: dict[str, type] = {
     "null": type(None),
@@ -39,6 +39,7 @@ PYTHON_TYPES: dict[str, type] = {
 }
 
 _INT_MAX = (1 << 31) - 1
+_EDGE_YEARS = (dt.MINYEAR, dt.MAXYEAR)
 _SINGLE = struct.Struct("<f")
 
 
@@ -118,6 +119,11 @@ def _single(value: Any) -> float:  # noqa: ANN401
 def _aware(value: Any) -> dt.datetime:  # noqa: ANN401
     if not isinstance(value, dt.datetime) or value.tzinfo is None:
         raise ValueError(f"a point in time needs its time zone: {value!r}")
+    if value.year in _EDGE_YEARS:
+        try:
+            value.astimezone(dt.UTC)
+        except OverflowError as error:  # it is kept in UTC, and could not be read again
+            raise ValueError(f"a point in time lies in the years 1 to 9999 of UTC, and {value!r} does not") from error
     return value
 
 
@@ -162,13 +168,23 @@ def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
     return value
 
 
-def _decimal(value: Any) -> Decimal:  # noqa: ANN401
-    if not isinstance(value, Decimal) or not value.is_finite():
-        raise TypeError(f"it must be a finite Decimal, not {value!r}")
-    return value
+def _decimal_of(precision: int, scale: int) -> Callable[[Any], Decimal]:
+    """Return the check of decimals. Only digits are counted: 1E+999999 has six letters, and a million of them."""
+
+    def check(value: Any) -> Decimal:  # noqa: ANN401
+        if not isinstance(value, Decimal) or not value.is_finite():
+            raise TypeError(f"it must be a finite Decimal, not {value!r}")
+        exponent = value.as_tuple().exponent
+        if not value and isinstance(exponent, int) and exponent > 0:
+            return Decimal(0)
+        if value and value.adjusted() >= precision - scale:
+            raise ValueError(f"{value!r} has more than the {precision - scale} digits before the point that fit")
+        return value
+
+    return check
 
 
-CHECKS: dict[str, Callable[[Any], Any]] = {
+_CHECKS: dict[str, Callable[[Any], Any]] = {
     "null": _null,
     "boolean": _boolean,
     "int": _int,
@@ -183,8 +199,14 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "local-timestamp-millis": _millis(_naive),
     "local-timestamp-micros": _naive,
     "uuid": _uuid,
-    "decimal": _decimal,
 }
+
+
+def check_of(shape: PrimitiveShape | FixedShape) -> Callable[[Any], Any] | None:
+    """Return the function that checks a value before it is written, and returns it; None if none is needed."""
+    if shape.logical == "decimal":
+        return _decimal_of(shape.precision, shape.scale)
+    return _CHECKS.get(shape.logical or shape.kind) if isinstance(shape, PrimitiveShape) else None
 
 
 UNTOUCHED: dict[str, type] = {

@@ -38,6 +38,8 @@ _MAX_INT_BYTES = 8
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _TIME_OFFSET = 1 << 63
+_FIRST_TIME = datetime.datetime.min.replace(tzinfo=datetime.UTC) - _EPOCH
+_LAST_TIME = datetime.datetime.max.replace(tzinfo=datetime.UTC) - _EPOCH
 
 
 def encode_part(value: Any) -> bytes:  # noqa: ANN401
@@ -207,7 +209,10 @@ def _encode_int(value: int) -> bytes:
 def _encode_time(value: datetime.datetime) -> bytes:
     if value.tzinfo is None:
         raise NotStorable("the key", repr(value), "a time needs a time zone")
-    return bytes([_TIME]) + ((value - _EPOCH) // _MICROSECOND + _TIME_OFFSET).to_bytes(8, "big")
+    since = value - _EPOCH
+    if not _FIRST_TIME <= since <= _LAST_TIME:  # it is kept in UTC: whoever lists the keys could not read it
+        raise NotStorable("the key", repr(value), "a time lies in the years 1 to 9999 of UTC")
+    return bytes([_TIME]) + (since // _MICROSECOND + _TIME_OFFSET).to_bytes(8, "big")
 
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
