@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import io
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 from headrace.serde.avro_library import prepared, writer
@@ -70,6 +71,8 @@ def classes_of(shape: Shape) -> tuple[type, ...]:
 
 Convert: TypeAlias = Callable[[Any], Any]
 
+_ZERO = Decimal(0)
+
 
 def encoder_of(shape: Shape) -> Convert:
     """Return the function from values to data for the writer. The function raises TypeError or ValueError."""
@@ -87,6 +90,8 @@ class _Encoders:
         match shape:
             case PrimitiveShape() if shape.choices:
                 return _choice_of(shape)
+            case PrimitiveShape() | FixedShape() if shape.logical == "decimal":
+                return _decimal_of(shape)
             case PrimitiveShape():
                 return CHECKS.get(shape.logical or shape.kind)
             case FixedShape():
@@ -221,6 +226,24 @@ def _choice_of(shape: PrimitiveShape) -> Convert:
         if (type(value), value) not in known:
             raise ValueError(f"{value!r} is none of {', '.join(map(repr, shape.choices))}")
         return value
+
+    return encode
+
+
+def _decimal_of(shape: PrimitiveShape | FixedShape) -> Convert:
+    """Return the check of decimals by their value.
+
+    fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed.
+    """
+    check, most = CHECKS["decimal"], shape.precision - shape.scale
+
+    def encode(value: Any) -> Any:  # noqa: ANN401
+        number = check(value)
+        if not number:
+            return _ZERO  # the value of 0E+9 too
+        if number.adjusted() >= most:
+            raise ValueError(f"{value} has more than {most} digits before its point")
+        return number
 
     return encode
 

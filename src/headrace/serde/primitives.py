@@ -40,6 +40,7 @@ PYTHON_TYPES: dict[str, type] = {
 
 _INT_MAX = (1 << 31) - 1
 _SINGLE = struct.Struct("<f")
+_OUTERMOST_YEARS = (dt.MINYEAR, dt.MAXYEAR)
 
 
 def python_type(shape: PrimitiveShape | FixedShape) -> type:
@@ -110,7 +111,11 @@ def _double(value: Any) -> float:  # noqa: ANN401
 
 def _single(value: Any) -> float:  # noqa: ANN401
     number = _double(value)
-    if not isinstance(value, float) and _SINGLE.unpack(_SINGLE.pack(number))[0] != number:
+    try:
+        written = _SINGLE.unpack(_SINGLE.pack(number))[0]
+    except OverflowError as error:
+        raise ValueError(f"{value} is too large for 32 bits, and would be infinite") from error
+    if not isinstance(value, float) and written != number:
         raise ValueError(f"{value} would be rounded to 32 bits")
     return number
 
@@ -118,7 +123,17 @@ def _single(value: Any) -> float:  # noqa: ANN401
 def _aware(value: Any) -> dt.datetime:  # noqa: ANN401
     if not isinstance(value, dt.datetime) or value.tzinfo is None:
         raise ValueError(f"a point in time needs its time zone: {value!r}")
+    if value.year in _OUTERMOST_YEARS:
+        _check_readable(value)
     return value
+
+
+def _check_readable(value: dt.datetime) -> None:
+    """Raise ValueError for a time that is in no year of Python's in UTC, which is how it is read."""
+    try:
+        value.astimezone(dt.UTC)
+    except OverflowError as error:
+        raise ValueError(f"{value!r} lies outside of the years 1 to 9999 in UTC") from error
 
 
 def _naive(value: Any) -> dt.datetime:  # noqa: ANN401
@@ -191,7 +206,6 @@ UNTOUCHED: dict[str, type] = {
     "null": type(None),
     "boolean": bool,
     "long": int,
-    "float": float,
     "double": float,
     "date": dt.date,
     "uuid": uuid.UUID,
