@@ -17,7 +17,8 @@ from tests.outbox.setting import Ground, count, empty, numbered, publish, rows
 from headrace.config import OutboxSettings
 from headrace.model import Record
 from headrace.outbox import Inbox, Message, Outbox, Relay, migrate
-from headrace.outbox.engines import engine_for
+from headrace.outbox.engines import Database, engine_for
+from headrace.outbox.wake import announce, listen
 
 pytestmark = pytest.mark.servers
 
@@ -113,8 +114,6 @@ def _settings_of_all(url: URL) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("ground", GROUNDS[1:2], indirect=True)
 async def test_a_relays_transactions_end_with_their_patience(ground: Ground) -> None:
     """FO7, L8: what is no start-up parameter any more is said in each transaction, and only there."""
-    from headrace.outbox.engines import Database
-
     database = Database(ground.url, threads=1, patience_s=7)
     asked = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit')"
     durable = await database.write(lambda db: tuple(db.execute(text(asked)).one()))
@@ -123,3 +122,42 @@ async def test_a_relays_transactions_end_with_their_patience(ground: Ground) -> 
 
     assert (durable, relaxed) == (("7s", "on"), ("7s", "off"))
     assert count(ground.engine) == 0
+
+
+@pytest.mark.parametrize("query", [{"options": "-c lock_timeout=7s"}, {"host": ("127.0.0.1:1", "{host}:{port}")}])
+async def test_a_relay_is_notified_whatever_its_url_asks(postgres_url: URL, query: dict[str, Any]) -> None:
+    """L15: libpq reads the text of a URL in another way than the engine: a blank is no "+", and a host has no port."""
+    url = postgres_url.update_query_dict(query)
+    if "host" in query:
+        at = [each.format(host=postgres_url.host, port=postgres_url.port) for each in query["host"]]
+        url = postgres_url.set(host=None, port=None).update_query_dict({"host": at})
+    woken = asyncio.Event()
+    listening = asyncio.create_task(listen(url, woken.set))
+    try:
+        for _ in range(2):  # when it listens, and at the notification
+            waiting = asyncio.create_task(woken.wait())
+            await asyncio.wait({waiting, listening}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            assert waiting.done()
+            woken.clear()
+            announce(url)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+async def test_a_relay_works_at_read_committed_whatever_the_default_is(postgres_url: URL) -> None:
+    """L8: at a stricter level workers' transactions would fail one another, and reads those of applications."""
+    asked = text("SHOW transaction_isolation")
+    strict = f"ALTER DATABASE {postgres_url.database} SET default_transaction_isolation = 'serializable'"
+    found = []
+    for change in (strict, strict.replace("= 'serializable'", "TO DEFAULT")):
+        engine = engine_for(postgres_url)
+        with engine.begin() as db:
+            db.execute(text(change))
+        engine.dispose()
+        database = Database(postgres_url, threads=1)
+        ways = (database.read, database.write, database.write_relaxed, database.read)
+        found += [await ask(lambda db: db.execute(asked).scalar_one()) for ask in ways]
+        await database.close()
+
+    assert found == ["read committed"] * 8

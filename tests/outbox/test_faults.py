@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS, SERVERS
 from tests.outbox.setting import Ground, count, database_id, first_times, numbered, publish, rows, sequences, shown
 from tests.outbox.watched import WatchedLog
@@ -19,7 +20,7 @@ from tests.outbox.watched import WatchedLog
 from headrace.errors import OutdatedTables
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicPartition
-from headrace.outbox import OutboxSettings, Relay, migrate, schema_version
+from headrace.outbox import OutboxSettings, Relay, migrate, schema_version, wake
 from headrace.outbox import exactly_once as notes
 from headrace.outbox import log_lines as unheard
 from headrace.outbox.dialects import mysql, sqlite
@@ -334,6 +335,27 @@ async def test_notify_wakes_a_relay_in_another_process(ground: Ground, looked: a
                 child.send_line("")
                 await asyncio.to_thread(child.wait_for_line, "published", 60)
                 await eventually(lambda: _is_empty(ground))
+
+
+def test_a_process_that_was_forked_has_no_relays() -> None:
+    """L15: the event loops of the process before do not run in a worker of a pre-fork server."""
+    url, calls = make_url("sqlite:///app.db"), list[int]()
+
+    def note() -> None:
+        calls.append(os.getpid())
+
+    wake.add_listener(wake.listening_name(url), note)
+    with wake._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            wake.announce(url)
+            os._exit(len(calls))
+    wake.announce(url)
+    wake.remove_listener(wake.listening_name(url), note)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert calls == [os.getpid()]
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)

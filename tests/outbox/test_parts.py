@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import enum
 import uuid
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
@@ -34,6 +36,7 @@ from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behin
 
 MINUTE_MS = 60_000
 TIMES = LeaseTimes.of(60, 10)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = None) -> PendingMessage:
@@ -43,6 +46,12 @@ def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = No
 def waiting(**changes: object) -> WaitingLane:
     found = WaitingLane(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+class Number(int, enum.Enum):
+    """Unlike an IntEnum, its text is its name."""
+
+    ONE = 1
 
 
 @dataclasses.dataclass
@@ -58,6 +67,8 @@ class Customer:
         (b"\x00", b"\x00"),
         ("ü", "ü".encode()),
         (7, b"7"),
+        (Number.ONE, b"1"),
+        ({"n": Number.ONE}, b'{"n":1}'),
         (uuid.UUID(int=1), b"00000000-0000-0000-0000-000000000001"),
         ({"b": 1, "a": [2, {"d": 1, "c": None}]}, b'{"a":[2,{"c":null,"d":1}],"b":1}'),
         (("x", 1), b'["x",1]'),
@@ -98,7 +109,7 @@ def test_equal_decimals_are_one_key(one: object, other: object, encoded: bytes) 
 def test_an_object_is_a_key_by_its_fields() -> None:
     """O5: a dataclass has the encoding of its fields; what has no form, or two, is refused."""
     assert encode_key(Customer("Ada", 1)) == encode_key({"id": 1, "name": "Ada"})
-    for bad in (1.0, True, object(), {"a": float("nan")}):
+    for bad in (1.0, True, object(), {"a": float("nan")}, 10**5000):
         with pytest.raises(BadArgument):
             encode_key(bad)
 
@@ -135,6 +146,13 @@ def test_a_records_time_is_never_ahead_of_its_sender() -> None:
     for bad in (0, -5):
         with pytest.raises(BadArgument):
             event_time_ms(bad)
+
+
+@given(st.timedeltas(dt.timedelta(days=1), dt.timedelta(days=2_900_000)))
+@example(dt.timedelta(seconds=1_076_758_687, milliseconds=166))
+def test_an_event_time_keeps_its_millisecond(since: dt.timedelta) -> None:
+    """O3: as a float of seconds some times lie just below their millisecond, and would be one too early."""
+    assert event_time_ms(EPOCH + since) == since // dt.timedelta(milliseconds=1)
 
 
 def test_compaction_keeps_the_last_of_each_key() -> None:

@@ -8,6 +8,7 @@ import datetime as dt
 import enum
 import io
 import json
+import math
 import pickle
 import time
 import typing
@@ -528,6 +529,44 @@ def test_microseconds_are_not_cut(kind: str) -> None:
     assert codec.decode(codec.encode(moment)) == moment
     with pytest.raises(NotEncodable, match="only milliseconds are kept"):
         codec.encode(moment.replace(microsecond=5001))
+
+
+FIXED = {"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal", "precision": 6, "scale": 2}
+
+
+@pytest.mark.parametrize("hint", [Annotated[Decimal, AvroField(precision=6, scale=2)], Schema(FIXED)])
+def test_a_decimal_has_no_more_digits_than_its_precision(hint: Any) -> None:
+    """By its value: 1E+4 has five digits, a fixed would be cut to its bytes, and 1E+999999999 would take forever."""
+    codec: Codec[Any] = GenericCodec(hint) if isinstance(hint, Schema) else Codec(hint)
+    for held in ("9999.99", "-9999.99", "1E+3", "0E+999999999", "0E-999999999", "-0.000"):
+        assert codec.decode(codec.encode(Decimal(held))) == Decimal(held)
+    for wrong in ("1E+4", "-10000", "1E+12", "-1E+12", "1E+999999999", "NaN", "0.001"):
+        with pytest.raises(NotEncodable):
+            codec.encode(Decimal(wrong))
+    with pytest.raises(NotEncodable, match="more than 4 digits before its point"):
+        codec.encode(codec.from_json("-1E+999999999"))
+
+
+def test_a_number_that_does_not_fit_into_32_bits_is_refused() -> None:
+    """A finite number is not written as an infinite one."""
+    codec: Codec[float] = Codec(Annotated[float, AvroField(type="float")])
+    for held in (3.4028234663852886e38, math.inf, -math.inf, 0.5):
+        assert codec.decode(codec.encode(held)) == held
+    with pytest.raises(NotEncodable, match="too large for 32 bits"):
+        codec.encode(-3.5e38)
+
+
+@pytest.mark.parametrize("kind", ["timestamp-millis", "timestamp-micros"])
+def test_a_time_that_nobody_could_read_is_refused(kind: str) -> None:
+    """The first and the last hours of Python's calendar lie outside of it in UTC, in some time zones."""
+    codec: Codec[Any] = Codec(Annotated[dt.datetime, AvroField(type=kind)])
+    east, west = (dt.timezone(dt.timedelta(hours=hours)) for hours in (5, -5))
+    first, last = dt.datetime(1, 1, 1, tzinfo=west), dt.datetime(9999, 12, 31, 23, tzinfo=east)
+    for held in (first, last, first.replace(tzinfo=dt.UTC), last.replace(tzinfo=dt.UTC)):
+        assert codec.decode(codec.encode(held)) == held
+    for wrong in (first.replace(tzinfo=east), last.replace(tzinfo=west)):
+        with pytest.raises(NotEncodable, match="years 1 to 9999"):
+            codec.encode(wrong)
 
 
 def test_what_a_subclass_adds_is_not_cut() -> None:

@@ -147,8 +147,7 @@ class Database:
     ) -> None:
         make = partial(engine_for, database, pool_size=threads, patience_s=patience_s, table_prefix=table_prefix)
         self._engine = make()
-        self._is_postgresql = self._engine.dialect.name == "postgresql"
-        self._relaxed = make(relaxed=True) if self._is_postgresql else self._engine
+        self._relaxed = make(relaxed=True) if self._engine.dialect.name == "postgresql" else self._engine
         self.dialect: Dialect = dialect_of(self._engine.dialect.name)
         self._connections = _OpenConnections(self.dialect)
         for engine in {self._engine, self._relaxed}:
@@ -182,9 +181,8 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reads, for blocking callers."""
-        level = {"isolation_level": "AUTOCOMMIT"} if self._is_postgresql else {}
-        with self._engine.connect().execution_options(**{READS: True}, **level) as connection:
-            yield connection
+        with self._engine.connect() as connection:
+            yield connection.execution_options(**{READS: True}, **self.dialect.options_of_reads(connection))
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:

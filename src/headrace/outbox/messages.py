@@ -6,7 +6,7 @@ import base64
 import decimal
 import uuid
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -53,7 +53,9 @@ def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applic
         return encode_text("key", key)
     if isinstance(key, bool | float):
         raise BadArgument("key", key, "a key is bytes, text, a whole number, a UUID or a structure of these")
-    if isinstance(key, int | uuid.UUID):
+    if isinstance(key, int):
+        return _whole_number(key).encode()
+    if isinstance(key, uuid.UUID):
         return str(key).encode()
     if isinstance(key, decimal.Decimal):
         return _decimal_text(key).encode()
@@ -64,6 +66,14 @@ def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applic
         return encoded
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArgument("key", key, f"it has no JSON form: {error}") from error
+
+
+def _whole_number(number: int) -> str:
+    """Return the digits; an enum of numbers says its member's name as text, though it equals the number."""
+    try:
+        return str(int(number))
+    except ValueError as error:  # more digits than Python turns into text
+        raise BadArgument("key", f"a number of {number.bit_length()} bits", str(error)) from error
 
 
 def _with_plain_decimals(value: Any) -> Any:  # noqa: ANN401 - lists and dicts
@@ -175,6 +185,8 @@ def _checked_value(name: str, value: object) -> bytes | None:
 
 
 _LAST_MS = 253_402_300_799_999
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Lane(NamedTuple):
@@ -239,7 +251,7 @@ def event_time_ms(given: datetime | int | None) -> int | None:
     if isinstance(given, datetime):
         if given.tzinfo is None:
             raise BadArgument("event_time", given, "it needs a time zone, such as datetime.UTC")
-        given = int(given.timestamp() * 1000)
+        given = (given - _EPOCH) // _MILLISECOND  # a float of seconds may lie just below the millisecond
     if isinstance(given, bool) or not isinstance(given, int):
         raise BadArgument("event_time", given, "it must be a datetime with a time zone, or milliseconds since 1970")
     if not 1 <= given <= _LAST_MS:

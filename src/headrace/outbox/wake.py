@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import URL
 
 from headrace.observe import get_logger
+from headrace.outbox.dialects.dialect import CONNECT_S
 from headrace.outbox.engines import url_of
 
 __all__ = ["CHANNEL", "add_listener", "announce", "listen", "listening_name", "remove_listener"]
@@ -54,6 +57,17 @@ def listening_name(url: URL) -> str:
     return f"{url.get_backend_name()}://{url.host or ''}:{url.port or ''}/{url.database}"
 
 
+def _forget_all() -> None:
+    """Forget relays and threads of the process that this one was forked from: its event loops do not run here."""
+    global _lock  # noqa: PLW0603 - another thread of that process may have held it
+    _lock = threading.Lock()
+    _listeners.clear()
+    _notifiers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 def _notifier(name: str, url: URL) -> Notifier:
     with _lock:
         if name not in _notifiers:
@@ -68,7 +82,7 @@ class Notifier:
     """
 
     def __init__(self, url: URL) -> None:
-        self._conninfo = url_of(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        self._url = url_of(url)
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -85,7 +99,7 @@ class Notifier:
         import psycopg
 
         try:
-            with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10) as connection:
+            with psycopg.connect(**_arguments(self._url), autocommit=True) as connection:
                 while self._wanted.wait(_IDLE_S):
                     time.sleep(_GATHER_S)
                     self._wanted.clear()
@@ -98,9 +112,17 @@ async def listen(url: URL, wake: Callable[[], None]) -> None:
     """Call `wake` at each notification, without an end. Raises what the driver raises when the connection ends."""
     import psycopg
 
-    conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True, connect_timeout=10) as connection:
+    async with await psycopg.AsyncConnection.connect(**_arguments(url), autocommit=True) as connection:
         await connection.execute(f"LISTEN {CHANNEL}")
         wake()  # for what was committed before this connection listened
         async for _ in connection.notifies():
             wake()
+
+
+def _arguments(url: URL) -> dict[str, Any]:
+    """Return the arguments of psycopg.connect, as an engine gets them.
+
+    libpq reads the text of a URL in another way: a "+" is no blank to it, and a host in the query has no port.
+    """
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    return {"connect_timeout": CONNECT_S, **arguments}

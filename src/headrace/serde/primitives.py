@@ -39,8 +39,9 @@ PYTHON_TYPES: dict[str, type] = {
 }
 
 _INT_MAX = (1 << 31) - 1
-_EDGE_YEARS = (dt.MINYEAR, dt.MAXYEAR)
 _SINGLE = struct.Struct("<f")
+_OUTERMOST_YEARS = (dt.MINYEAR, dt.MAXYEAR)
+_ZERO = Decimal(0)
 
 
 def python_type(shape: PrimitiveShape | FixedShape) -> type:
@@ -111,7 +112,11 @@ def _double(value: Any) -> float:  # noqa: ANN401
 
 def _single(value: Any) -> float:  # noqa: ANN401
     number = _double(value)
-    if not isinstance(value, float) and _SINGLE.unpack(_SINGLE.pack(number))[0] != number:
+    try:
+        written = _SINGLE.unpack(_SINGLE.pack(number))[0]
+    except OverflowError as error:
+        raise ValueError(f"{value} is too large for 32 bits, and would be infinite") from error
+    if not isinstance(value, float) and written != number:
         raise ValueError(f"{value} would be rounded to 32 bits")
     return number
 
@@ -119,12 +124,17 @@ def _single(value: Any) -> float:  # noqa: ANN401
 def _aware(value: Any) -> dt.datetime:  # noqa: ANN401
     if not isinstance(value, dt.datetime) or value.tzinfo is None:
         raise ValueError(f"a point in time needs its time zone: {value!r}")
-    if value.year in _EDGE_YEARS:
-        try:
-            value.astimezone(dt.UTC)
-        except OverflowError as error:  # it is kept in UTC, and could not be read again
-            raise ValueError(f"a point in time lies in the years 1 to 9999 of UTC, and {value!r} does not") from error
+    if value.year in _OUTERMOST_YEARS:
+        _check_readable(value)
     return value
+
+
+def _check_readable(value: dt.datetime) -> None:
+    """Raise ValueError for a time that is in no year of Python's in UTC, which is how it is read."""
+    try:
+        value.astimezone(dt.UTC)
+    except OverflowError as error:
+        raise ValueError(f"{value!r} lies outside of the years 1 to 9999 of UTC") from error
 
 
 def _naive(value: Any) -> dt.datetime:  # noqa: ANN401
@@ -169,16 +179,20 @@ def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
 
 
 def _decimal_of(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Return the check of decimals. Only digits are counted: 1E+999999 has six letters, and a million of them."""
+    """Return the check of decimals by their value.
+
+    fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed; the
+    million digits of 1E+999999 keep it busy for minutes.
+    """
+    most = precision - scale
 
     def check(value: Any) -> Decimal:  # noqa: ANN401
         if not isinstance(value, Decimal) or not value.is_finite():
             raise TypeError(f"it must be a finite Decimal, not {value!r}")
-        exponent = value.as_tuple().exponent
-        if not value and isinstance(exponent, int) and exponent > 0:
-            return Decimal(0)
-        if value and value.adjusted() >= precision - scale:
-            raise ValueError(f"{value!r} has more than the {precision - scale} digits before the point that fit")
+        if not value:
+            return _ZERO  # the value of 0E+999999 too
+        if value.adjusted() >= most:
+            raise ValueError(f"{value} has more than {most} digits before its point")
         return value
 
     return check
@@ -213,7 +227,6 @@ UNTOUCHED: dict[str, type] = {
     "null": type(None),
     "boolean": bool,
     "long": int,
-    "float": float,
     "double": float,
     "date": dt.date,
     "uuid": uuid.UUID,

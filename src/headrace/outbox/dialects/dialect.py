@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import URL, Engine
+from sqlalchemy.engine import Connection
 
 __all__ = ["CONNECT_S", "READS", "Condition", "Dialect", "Translation", "ignored", "unasked", "whole_s"]
 
@@ -79,6 +80,10 @@ class Dialect(ABC):
     @abstractmethod
     def prepare(self, engine: Engine, *, relaxed: bool, patience_s: float | None) -> None:
         """Add listeners that set what can't be set while a session connects, for each session or transaction."""
+
+    def options_of_reads(self, connection: Connection) -> dict[str, Any]:
+        """Return the execution options of a connection, in no transaction yet, that is to read only."""
+        return {}
 
     @abstractmethod
     def cut(self, connection: Any) -> None:  # noqa: ANN401 - the driver's own

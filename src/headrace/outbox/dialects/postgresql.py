@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine import Connection
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from headrace.outbox.dialects.dialect import (
     CONNECT_S,
@@ -27,6 +28,7 @@ from headrace.outbox.dialects.dialect import (
 __all__ = ["PostgreSQL"]
 
 _LOCK_NUMBER = 0x6865616472
+_DEFAULT_LEVEL = "headrace.default_isolation"
 
 # When a server's machine is gone nothing resets its connections; the kernel's own keepalive asks after two hours.
 _KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
@@ -116,18 +118,25 @@ class PostgreSQL(Dialect):
         """Keep-alive, a name for the session, and nothing that a pooler in transaction mode can't keep.
 
         A pooler gives each transaction another connection of the server, which knows nothing of statements that were
-        prepared on the last one.
+        prepared on the last one. READ COMMITTED is said at each BEGIN: where the database's or the role's default is
+        stricter, transactions of workers would fail one another, and those of applications.
         """
         ours = {"connect_timeout": CONNECT_S, "application_name": "headrace-outbox", **_KEEPALIVES}
-        return {"connect_args": {**unasked(url, ours), "prepare_threshold": None, **_binary_cursor()}}
+        arguments = {**unasked(url, ours), "prepare_threshold": None, **_binary_cursor()}
+        return {"isolation_level": "READ COMMITTED", "connect_args": arguments}
 
     def prepare(self, engine: Engine, *, relaxed: bool, patience_s: float | None) -> None:
-        """Set commit and time-out for each transaction that writes."""
+        """Set commit and time-out for each transaction that writes, and note the default level of each session."""
+        event.listen(engine, "connect", _note_default_level)
         settings = {"synchronous_commit": "off"} if relaxed else {}
         if patience_s is not None:
             settings["idle_in_transaction_session_timeout"] = f"{whole_s(patience_s)}s"
         if settings:
             event.listen(engine, "begin", partial(_set_local, _setting_sql(settings)))
+
+    def options_of_reads(self, connection: Connection) -> dict[str, Any]:
+        """Without BEGIN, which saves two round trips, unless the statement would run at a stricter level then."""
+        return {"isolation_level": "AUTOCOMMIT"} if connection.info[_DEFAULT_LEVEL] == "read committed" else {}
 
     def cut(self, connection: Any) -> None:  # noqa: ANN401
         """Cut the socket, not the connection, which belongs to the thread that waits. psycopg has its number only."""
@@ -159,6 +168,12 @@ def _set_local(sql: str, connection: Connection) -> None:
     # For the transaction, not for the session: a pooler refuses settings at the start, and hands the session to others.
     if not connection.get_execution_options().get(READS):
         connection.exec_driver_sql(sql).close()
+
+
+def _note_default_level(connection: Any, record: ConnectionPoolEntry) -> None:  # noqa: ANN401 - the driver's own
+    with connection.cursor() as cursor:
+        (record.info[_DEFAULT_LEVEL],) = cursor.execute("SHOW default_transaction_isolation").fetchone()
+    connection.rollback()
 
 
 def _binary_cursor() -> dict[str, Any]:
