@@ -181,8 +181,8 @@ def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
 def _decimal_of(precision: int, scale: int) -> Callable[[Any], Decimal]:
     """Return the check of decimals by their value.
 
-    fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed; the
-    million digits of 1E+999999 keep it busy for minutes.
+    fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed.
+    The million digits of 1E+999999 keep it busy for minutes.
     """
     most = precision - scale
 
