@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from headrace.serde.avro_library import prepared, writer
+from headrace.serde.avro_library import MOST_DIGITS, prepared, writer
 from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
 from headrace.serde.primitives import CHECKS, UNTOUCHED, python_type
 from headrace.serde.schema_json import json_of_shape
@@ -235,7 +235,7 @@ def _decimal_of(shape: PrimitiveShape | FixedShape) -> Convert:
 
     fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed.
     """
-    check, most = CHECKS["decimal"], shape.precision - shape.scale
+    check, most = CHECKS["decimal"], min(shape.precision, MOST_DIGITS) - shape.scale
 
     def encode(value: Any) -> Any:  # noqa: ANN401
         number = check(value)

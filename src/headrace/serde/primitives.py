@@ -13,7 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from headrace.serde.avro_library import logical_readers, logical_writers
+from headrace.serde.avro_library import DECIMAL, logical_readers, logical_writers
 from headrace.serde.shapes import FixedShape, PrimitiveShape
 
 __all__ = ["CHECKS", "PYTHON_TYPES", "UNTOUCHED", "logical_value", "python_type", "raw_value", "schema_of_primitive"]
@@ -71,7 +71,8 @@ def raw_value(shape: PrimitiveShape | FixedShape, value: Any) -> Any:  # noqa: A
 
 
 def _key(shape: PrimitiveShape | FixedShape) -> str:
-    return f"{'fixed' if isinstance(shape, FixedShape) else shape.kind}-{shape.logical}"
+    logical = DECIMAL if shape.logical == "decimal" else shape.logical
+    return f"{'fixed' if isinstance(shape, FixedShape) else shape.kind}-{logical}"
 
 
 def _schema(shape: PrimitiveShape | FixedShape) -> dict[str, Any]:
