@@ -11,11 +11,12 @@ import psycopg
 import pymysql
 import pytest
 import pytest_asyncio
-from sqlalchemy import URL, Column, Connection, Engine, Integer, Table, create_engine, text
+from sqlalchemy import URL, Column, Connection, Engine, Integer, Table, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
+from tests.outbox.conftest import DATABASES
 from tests.outbox.setting import count, rows
 from tests.outbox.test_front_door import AUTOCOMMITS
 from tests.outbox.test_publishing import ASYNC_DRIVERS
@@ -100,23 +101,61 @@ def test_an_event_that_was_handled_meanwhile_is_not_poison(engine: Engine) -> No
     """L21: another delivery succeeds before the failure of this one is noted: to release it would handle it twice."""
     inbox = Inbox("billing", max_attempts=1)
 
-    class Slow:
-        """The engine, with another delivery before the second transaction begins."""
-
-        times = 0
-
-        def begin(self) -> Any:
-            self.times += 1
-            if self.times == 2:
-                assert inbox.handle(engine, EVENT, failing(0)) == Handling("handled")
-            return engine.begin()
-
-    slow: Any = Slow()
+    slow: Any = Slow(engine, lambda: inbox.handle(engine, EVENT, failing(0)))
 
     assert inbox.handle(slow, EVENT, failing(1)) == Handling("known")
+    assert slow.outcome == Handling("handled")
     with engine.begin() as db:
         assert inbox.poison(db) == []
         assert not inbox.release(db, "e-1")
+
+
+class Slow:
+    """The engine, with another delivery before the second transaction begins."""
+
+    outcome: object = None
+
+    def __init__(self, engine: Engine, other: Callable[[], object]) -> None:
+        self.engine, self.other, self.times = engine, other, 0
+
+    def begin(self) -> Any:
+        self.times += 1
+        if self.times == 2:
+            self.outcome = self.other()
+        return self.engine.begin()
+
+
+def test_an_event_that_was_set_aside_meanwhile_stays_so(engine: Engine) -> None:
+    """L12: two deliveries fail for the last time at once: the second must not forget what the first set aside."""
+    inbox = Inbox("billing", max_attempts=2)
+    assert inbox.handle(engine, EVENT, failing(1)).outcome == "failed"
+    slow: Any = Slow(engine, lambda: inbox.handle(engine, EVENT, failing(1)).outcome)
+
+    assert inbox.handle(slow, EVENT, failing(1)) == Handling("known")
+    assert slow.outcome == "poison"
+    with engine.begin() as db:
+        assert [(each.event_id, each.attempts) for each in inbox.poison(db)] == [("e-1", 2)]
+        assert inbox.release(db, "e-1")
+    assert inbox.handle(engine, EVENT, failing(0)) == Handling("handled")
+
+
+@pytest.mark.parametrize("database", DATABASES[1:2], indirect=True)
+def test_failures_that_are_forgotten_while_one_is_noted_are_counted_again(engine: Engine) -> None:
+    """L12: PostgreSQL does not lock the row that an insert finds, so another delivery may delete it behind that."""
+    inbox = Inbox("billing")
+    assert inbox.handle(engine, EVENT, failing(1)).attempts == 1
+    released = []
+
+    def release_first(_db: object, _cursor: object, statement: str, *_others: object) -> None:
+        if statement.startswith("UPDATE kafka_inbox_failures") and not released:
+            released.append("e-1")
+            with engine.begin() as db:
+                assert inbox.release(db, "e-1")
+
+    event.listen(engine, "before_cursor_execute", release_first)
+
+    assert inbox.handle(engine, EVENT, failing(1)) == Handling("failed", 1, "ValueError: no such customer")
+    assert released == ["e-1"]
 
 
 def test_a_database_that_is_away_is_no_fault_of_the_event(engine: Engine) -> None:

@@ -547,6 +547,20 @@ def test_a_decimal_has_no_more_digits_than_its_precision(hint: Any) -> None:
         codec.encode(codec.from_json("-1E+999999999"))
 
 
+def test_a_decimal_is_read_as_it_was_written() -> None:
+    """With all digits that another program wrote, be it more than the precision; but not with a million of them."""
+    wide, narrow = ({"type": "bytes", "logicalType": "decimal", "precision": p, "scale": 2} for p in (9, 4))
+    written = GenericCodec(Schema(wide)).encode(Decimal("-1234567.89"))
+    assert GenericCodec(Schema(narrow)).decode(written) == Decimal("-1234567.89")
+    longest = GenericCodec(Schema({**wide, "precision": 9999})).encode(Decimal("9" * 2398 + ".99"))
+    assert GenericCodec(Schema(wide)).decode(longest) == Decimal("9" * 2398 + ".99")
+
+    started = time.process_time()
+    with pytest.raises(NotDecodable, match="at most 1000 bytes"):
+        GenericCodec(Schema(wide)).decode(Codec(bytes).encode(b"\x7f" * 1_000_000))
+    assert time.process_time() - started < 2
+
+
 def test_a_number_that_does_not_fit_into_32_bits_is_refused() -> None:
     """A finite number is not written as an infinite one."""
     codec: Codec[float] = Codec(Annotated[float, AvroField(type="float")])

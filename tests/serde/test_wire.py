@@ -281,10 +281,10 @@ def test_a_zero_of_any_exponent_is_zero() -> None:
 def test_a_decimal_that_takes_too_long_to_read_is_refused() -> None:
     """V1: reading one of a megabyte takes more than a minute, and everybody in the process waits."""
     body = bytes.fromhex("80897a") + b"\x01" * 1_000_000  # its length, and its digits
-    with pytest.raises(NotDecodable, match="the decimal at byte 0 is longer than 1786 bytes"):
+    with pytest.raises(NotDecodable, match="a decimal has at most 1000 bytes, not 1000000"):
         Codec(Decimal).decode(body)
     huge = Schema({**_FIXED_DECIMAL, "size": 1_000_000})
-    with pytest.raises(NotDecodable, match="the decimal at byte 0 is longer than 1786 bytes"):
+    with pytest.raises(NotDecodable, match="a decimal has at most 1000 bytes, not 1000000"):
         GenericCodec(huge).decode(b"\x01" * 1_000_000)
     many = Codec(list[Decimal])
     numbers = [Decimal(number) for number in range(1_000)]

@@ -103,19 +103,37 @@ class Failures:
 
     def note(
         self, db: Connection, event_id: str, record: Record, error: str, *, limits: Limits, kind: FailureKind
-    ) -> FailureCounts:
-        """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
-        now = dialect_of(db.dialect.name).now_ms
+    ) -> FailureCounts | None:
+        """Count a failure of the event; returns how many there are. The last that is allowed makes it poison.
+
+        Returns None if the event is poison already, by another delivery that failed at the same time. It is locked
+        until the transaction ends.
+        """
         event = {"consumer": self._consumer, "event_id": event_id}
         failure = {**event, "last_error": storable(error)}
-        self._execute(db, self._insert(db), {**failure, **_columns(record)})
-        counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
-        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", failure)  # noqa: S608
+        while not self._count(db, {**failure, **_columns(record)}, kind):
+            if self._is_poison(db, event):
+                return None
+            # Another delivery has handled the event, or it was released, between the two statements.
         asked = f"SELECT attempts, interruptions FROM kafka_inbox_failures WHERE {_OF_EVENT}"  # noqa: S608
         counts = FailureCounts._make(self._execute(db, asked, event).one())
         if limits.are_reached_by(counts):
             self._execute(db, f"UPDATE kafka_inbox_failures SET is_poison = TRUE WHERE {_OF_EVENT}", event)  # noqa: S608
         return counts
+
+    def _count(self, db: Connection, failure: Mapping[str, Any], kind: FailureKind) -> bool:
+        """Count a failure; returns False if the event is poison, or its failures were deleted meanwhile."""
+        now = dialect_of(db.dialect.name).now_ms
+        self._execute(db, self._insert(db), failure)
+        counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
+        sql = f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT} AND is_poison = FALSE"  # noqa: S608
+        asked = {name: failure[name] for name in ("consumer", "event_id", "last_error")}
+        return bool(self._execute(db, sql, asked).rowcount == 1)
+
+    def _is_poison(self, db: Connection, event: Mapping[str, Any]) -> bool:
+        lock = dialect_of(db.dialect.name).lock_rows
+        sql = f"SELECT is_poison FROM kafka_inbox_failures WHERE {_OF_EVENT} {lock}"  # noqa: S608
+        return bool(self._execute(db, sql, event).scalar())
 
     def forget(self, db: Connection, event_id: str) -> bool:
         """Forget the failures of an event; returns whether there were any."""
@@ -280,8 +298,10 @@ class Inbox:
         if tried.is_lost and self._is_known(db, record):
             error = tried.committed()
             failures = self._failures.note(db, event_id, record, error, limits=Limits(1, 1), kind="attempts")
-            return Handling("poison", failures.attempts, error)
+            return Handling("known") if failures is None else Handling("poison", failures.attempts, error)
         failures = self._failures.note(db, event_id, record, tried.error, limits=self._limits, kind=tried.kind)
+        if failures is None:
+            return Handling("known")
         if not self._limits.are_reached_by(failures):
             return Handling("failed", failures.attempts, tried.error) if tried.kind == "attempts" else None
         if not self.accept(db, record):  # it was handled meanwhile, where it was delivered again

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from headrace.serde.avro_library import logical_readers, logical_writers
+from headrace.serde.avro_library import DECIMAL, MOST_DIGITS, logical_readers, logical_writers
 from headrace.serde.shapes import FixedShape, PrimitiveShape
 
 __all__ = ["PYTHON_TYPES", "UNTOUCHED", "check_of", "logical_value", "python_type", "raw_value", "schema_of_primitive"]
@@ -72,7 +72,8 @@ def raw_value(shape: PrimitiveShape | FixedShape, value: Any) -> Any:  # noqa: A
 
 
 def _key(shape: PrimitiveShape | FixedShape) -> str:
-    return f"{'fixed' if isinstance(shape, FixedShape) else shape.kind}-{shape.logical}"
+    logical = DECIMAL if shape.logical == "decimal" else shape.logical
+    return f"{'fixed' if isinstance(shape, FixedShape) else shape.kind}-{logical}"
 
 
 def _schema(shape: PrimitiveShape | FixedShape) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def _decimal_of(precision: int, scale: int) -> Callable[[Any], Decimal]:
     fastavro counts the digits that are written: it takes 1E+9 for a number of one digit, and cuts it to fit a fixed.
     The million digits of 1E+999999 keep it busy for minutes.
     """
-    most = precision - scale
+    most = min(precision, MOST_DIGITS) - scale
 
     def check(value: Any) -> Decimal:  # noqa: ANN401
         if not isinstance(value, Decimal) or not value.is_finite():

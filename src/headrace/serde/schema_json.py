@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import BadSchema
+from headrace.serde.avro_library import DECIMAL
 from headrace.serde.defaults import datum_of_default
 from headrace.serde.primitives import schema_of_primitive
 from headrace.serde.shapes import (
@@ -255,7 +256,10 @@ _PARTS = frozenset({"type", "items", "values", "fields"})
 
 
 def without_ignored(raw: Any) -> Any:  # noqa: ANN401
-    """Return a schema's JSON without the logical types that its shape ignores: the Avro reader would fail on some."""
+    """Return a schema's JSON without the logical types that its shape ignores: the Avro reader would fail on some.
+
+    Decimals are named so that they are read and written as ours.
+    """
     if isinstance(raw, list):
         return [without_ignored(each) for each in raw]
     if not isinstance(raw, Mapping):
@@ -263,6 +267,8 @@ def without_ignored(raw: Any) -> Any:  # noqa: ANN401
     kept = {key: without_ignored(part) if key in _PARTS else part for key, part in raw.items()}
     if "logicalType" in raw and not _is_logical(raw):
         del kept["logicalType"]
+    elif kept.get("logicalType") == "decimal":
+        kept["logicalType"] = DECIMAL
     return kept
 
 

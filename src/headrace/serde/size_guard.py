@@ -1,9 +1,8 @@
 """Checks of a body before it is decoded, for schemas whose data can be much larger in memory than in bytes.
 
 A recursive record can be nested as deeply as its body is long, and the Avro reader, which is written in C, then crashes
-the whole process. An array of items that take no bytes can have any number of them. The time to read a decimal grows
-with the square of its length: one of a megabyte takes more than a minute. Such bodies are refused when they are read
-and when they are written.
+the whole process. An array of items that take no bytes can have any number of them. Such bodies are refused when they
+are read and when they are written.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from headrace.serde.shapes import (
     UnionShape,
 )
 
-__all__ = ["MAX_DECIMAL_BYTES", "MAX_DEPTH", "MAX_DEPTH_READ", "MAX_EMPTY_ITEMS", "skimmer_of"]
+__all__ = ["MAX_DEPTH", "MAX_DEPTH_READ", "MAX_EMPTY_ITEMS", "skimmer_of"]
 
 MAX_DEPTH = 250  # when writing; the reader allows a little more, depending on the depth of its caller's stack
 MAX_DEPTH_READ = 1000
 MAX_EMPTY_ITEMS = 100_000
-MAX_DECIMAL_BYTES = 1_786  # some 4 300 digits, as many as numbers have in JSON
 
 Skim: TypeAlias = Callable[[bytes, int], None]
 _Skip: TypeAlias = Callable[["_Walk", int], int]
@@ -42,14 +40,11 @@ def skimmer_of(shape: Shape, *, max_depth: int) -> Skim | None:
     It raises ValueError, or RecursionError if Python's own limit is lower. It reads bodies exactly as the reader does:
     numbers that the reader would cut or interpret differently are refused.
     """
-    has_decimals, is_risky = _Risks().has_decimals(shape), _Risks().is_risky(shape)
-    if not has_decimals and not is_risky:
+    if not _Risks().is_risky(shape):
         return None
     skip = _Skippers().of(shape)
 
     def skim(data: bytes, start: int) -> None:
-        if not is_risky and len(data) - start <= MAX_DECIMAL_BYTES:
-            return  # no decimal in it is too long
         try:
             skip(_Walk(data, max_depth), start)
         except IndexError:
@@ -89,13 +84,10 @@ class _Skippers:
         match shape:
             case PrimitiveShape() if shape.kind in _SIZES:
                 return _fixed(_SIZES[shape.kind])
-            case PrimitiveShape() if shape.logical == "decimal":
-                return _decimal
             case PrimitiveShape() if shape.kind in ("bytes", "string"):
                 return _sized
             case FixedShape():
-                skip = _fixed(shape.size)
-                return _decimal_of(skip) if shape.logical == "decimal" else skip
+                return _fixed(shape.size)
             case ArrayShape():
                 return _blocks(self.of(shape.items))
             case MapShape():
@@ -122,21 +114,6 @@ def _number(walk: _Walk, at: int) -> int:
 def _sized(walk: _Walk, at: int) -> int:
     size, at = walk.number(at)
     return _inside(walk, at, size)
-
-
-def _decimal_of(skip: _Skip) -> _Skip:
-    """Return the function that skips a decimal, unless it is too long."""
-
-    def skip_decimal(walk: _Walk, at: int) -> int:
-        end = skip(walk, at)
-        if end - at > MAX_DECIMAL_BYTES + _MOST_NUMBER_BYTES:
-            raise ValueError(f"the decimal at byte {at} is longer than {MAX_DECIMAL_BYTES} bytes")
-        return end
-
-    return skip_decimal
-
-
-_decimal = _decimal_of(_sized)
 
 
 def _fixed(size: int) -> _Skip:
@@ -202,7 +179,6 @@ class _Risks:
     def __init__(self) -> None:
         self._around: set[int] = set()
         self._harmless: set[int] = set()
-        self._looked_at: set[int] = set()
         self._may_be_empty: dict[int, bool] = {}
 
     def is_risky(self, shape: Shape) -> bool:
@@ -226,22 +202,6 @@ class _Risks:
             return True
         self._around.remove(id(shape))
         self._harmless.add(id(shape))
-        return False
-
-    def has_decimals(self, shape: Shape) -> bool:
-        """Return True if a value may have decimals in it."""
-        match shape:
-            case PrimitiveShape() | FixedShape():
-                return shape.logical == "decimal"
-            case ArrayShape():
-                return self.has_decimals(shape.items)
-            case MapShape():
-                return self.has_decimals(shape.values)
-            case UnionShape():
-                return any(self.has_decimals(branch) for branch in shape.branches)
-            case RecordShape() if id(shape) not in self._looked_at:
-                self._looked_at.add(id(shape))
-                return any(self.has_decimals(field.shape) for field in shape.fields)
         return False
 
     def may_be_empty(self, shape: Shape) -> bool:
