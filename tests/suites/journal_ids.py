@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from tests.suites.journal_faults import WatchedLog
 from tests.suites.journal_holds import poison
 from tests.suites.journal_live import DownLog
 from tests.suites.journal_setting import JournalSetting, new_topic, replicate
 
-from headrace.errors import WrongSeqNr
+from headrace.errors import VoidAppend, WrongSeqNr
 from headrace.journal import Journal, grow_topic, pass_verdict
 from headrace.journal.retention import remove_replicated
 from headrace.log import Log
@@ -127,6 +128,33 @@ class ListedIds(JournalSetting):
         await late.has(["a", *(f"k{n}" for n in range(15)), "last"])
         for each in (found, late):
             await each.stop()
+
+    async def test_a_live_list_asks_nobody_about_journals_that_are_begun_later(
+        self, log: Log, store: Store, topic: str
+    ) -> None:
+        """It has seen all purges that could make an append void, unless that was first tried before the list began."""
+        watched = WatchedLog(log)
+        writer = Journal(log, store, topic, cache=None)
+        await writer.append("a", [Event(1)])
+        early, early_void = await writer.prepare("early"), await writer.prepare("early void")
+        await writer.purge("early void")
+        found = Collected(Journal(watched, store, topic, cache=None))
+        await found.has(["a"])
+        void = await writer.prepare("void")
+        await writer.purge("void")
+        for id_, attempt in (("void", void), ("early void", early_void)):
+            with pytest.raises(VoidAppend):
+                await writer.append(id_, [Event(1)], attempt=attempt)
+        ids = [f"k{n}" for n in range(10)]
+        for id_ in ids:
+            await writer.append(id_, [Event(1)], expected=None)
+        await found.has(["a", *ids])
+        assert len(watched.appended) == 1  # a read's mark
+        await writer.append("early", [Event(1)], attempt=early)
+        await writer.append("void", [Event(1)])
+        await found.has(["a", *ids, "early", "void"])
+        assert len(watched.appended) == 2
+        await found.stop()
 
     async def test_a_live_list_that_is_suspended_while_its_topic_grows_goes_on(self, log: Log, store: Store) -> None:
         """It knew the old partitions, and the ends that it is given then lie behind the boundaries."""

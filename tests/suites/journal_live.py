@@ -207,6 +207,22 @@ class LiveReading(JournalSetting):
         assert [event.payload for event in reader.events] == ["old", "old"]
         await cache.close()
 
+    async def test_the_deletion_of_the_topic_ends_the_read(self, log: Log, store: Store) -> None:
+        """Nothing has to take its name for that. A read that has given nothing waits for the next topic."""
+        topic = await new_topic(log)
+        cache = HeadCache(log, store.reader)
+        journal = Journal(log, store, topic, cache=cache, partitions=1)
+        await journal.append("k", [Event(1)])
+        reader, waiting = Reader(journal, "k"), Reader(journal, "other")
+        await reader.has([1])
+        await log.admin.delete(topic)
+        error = await reader.ends()
+        assert isinstance(error, JournalPurged)
+        assert (error.key, error.next_seq_nr) == ("k", 2)
+        assert not waiting.has_ended
+        await waiting.stop()
+        await cache.close()
+
     async def test_a_held_journal_raises_and_goes_on_when_read_again(
         self, log: Log, journal: Journal, topic: str
     ) -> None:

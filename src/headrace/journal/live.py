@@ -30,6 +30,10 @@ _logger = get_logger(__name__)
 
 _AGAIN = Backoff(first_s=0.05, limit_s=5.0)
 _NO_TOPIC = Backoff(first_s=0.05, limit_s=1.0)
+_TOPIC_DELETED = "its topic was deleted"
+# A broker that has just started may not know a topic yet. One that is unknown this often, for over half a second, is
+# deleted.
+_UNKNOWN_AT_LEAST = 5
 
 
 class LiveReads:
@@ -96,12 +100,12 @@ class _LiveRead:
 
     async def pages(self) -> AsyncGenerator[Sequence[StoredEvent], None]:
         """Yield pages; an outage is waited for, however long it takes."""
-        attempt = 0
+        attempt = unknown = 0
         while self._next <= self._last:
             try:
                 async with contextlib.aclosing(self._from_view()) as pages:
                     async for page in pages:
-                        attempt = 0
+                        attempt = unknown = 0
                         if page:
                             yield page
                 if self._is_complete():
@@ -109,14 +113,22 @@ class _LiveRead:
                 await self._topology.refresh()
                 await self._topology.grown()
                 delay_s = _AGAIN.delay_s(attempt) if attempt else 0.0
-            except (Unavailable, UnknownTopic) as error:
+            except UnknownTopic:
+                unknown += 1
+                self._check_topic(unknown)
+                delay_s = _NO_TOPIC.delay_s(unknown)
+            except Unavailable as error:
+                unknown = 0
                 delay_s = self._delay_s(error, attempt + 1)
             attempt += 1
             await asyncio.sleep(delay_s)
 
-    def _delay_s(self, error: Unavailable | UnknownTopic, attempt: int) -> float:
-        if isinstance(error, UnknownTopic):
-            return _NO_TOPIC.delay_s(attempt)
+    def _check_topic(self, unknown: int) -> None:
+        """Raise JournalPurged if events were given and their topic is gone; any other topic is waited for."""
+        if unknown >= _UNKNOWN_AT_LEAST and self._has_state and exists(self._meta):
+            raise JournalPurged(self._id, self._next, _TOPIC_DELETED)
+
+    def _delay_s(self, error: Unavailable, attempt: int) -> float:
         delay_s = _AGAIN.delay_s(attempt)
         if not isinstance(error, ReadAgain):
             _logger.warning("live read goes on later", key=self._id, error=str(error), retry_in_s=delay_s)
@@ -190,7 +202,7 @@ def _why_ended(before: JournalMeta | None, now: JournalMeta | None, *, is_other_
     if before is None or not exists(before):
         return ""
     if is_other_topic:
-        return "its topic was deleted"
+        return _TOPIC_DELETED
     if now is None or not exists(now) or now.record_id != before.record_id:
         return "it was purged"
     return "the log has lost its last events" if pointer_of(now) < pointer_of(before) else ""

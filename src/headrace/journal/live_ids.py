@@ -2,14 +2,14 @@
 
 A journal that was not given yet does not exist at the place that was read: the list shows all that existed when it was
 made, and everything behind it is read in order. So an append that expects no number begins the journal, and neither the
-store nor the rest of the log must be asked.
+store nor the rest of the log must be asked, unless the append was first tried before the list began.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from headrace.errors import JournalHeld, OffsetOutOfRange, Unavailable, UnknownTopic
 from headrace.journal.ids import JournalIds
@@ -18,8 +18,9 @@ from headrace.journal.topology import Topology
 from headrace.log import Log
 from headrace.model import Batch, TopicPartition
 from headrace.observe import get_logger
-from headrace.protocol import Append, Delete, Entry, Layout, Mark, bare_entries, exists, next_generation
+from headrace.protocol import Append, Delete, Entry, Layout, Mark, Purge, bare_entries, exists, next_generation
 from headrace.runtime import Backoff
+from headrace.store import Place
 
 __all__ = ["LiveIds"]
 
@@ -81,11 +82,12 @@ class LiveIds:
             asyncio.create_task(self._follow(layout, at, starts[at], given, queue), name=f"headrace-live-ids-{at}")
             for at in places
         ]
+        begun = _Begun(layout, starts)
         try:
             while (entry := await queue.get()) is not None:
                 if isinstance(entry, BaseException):
                     raise entry
-                if entry.id not in given and await self._begins(entry):
+                if entry.id not in given and await self._is_begun(entry, begun):
                     given.add(entry.id)
                     yield entry.id
         finally:
@@ -93,13 +95,13 @@ class LiveIds:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _begins(self, entry: Entry) -> bool:
+    async def _is_begun(self, entry: Entry, begun: _Begun) -> bool:
         """Return True if an action of a journal that does not exist begins it."""
-        action = entry.action
-        if isinstance(action, Append) and action.since is not None:  # a purge may have made it void
-            with contextlib.suppress(JournalHeld):
-                return exists((await self._reader.view(entry.id)).meta)
-        return action.expected in (None, 0) if isinstance(action, Append) else True
+        if begun.knows(entry):
+            return begun.take(entry)
+        with contextlib.suppress(JournalHeld):
+            return exists((await self._reader.view(entry.id)).meta)
+        return begun.take(entry)
 
     async def _follow(
         self,
@@ -122,6 +124,38 @@ class LiveIds:
             await queue.put(error)
 
 
+class _Begun:
+    """Finds out which actions begin a journal, among those of journals that do not exist.
+
+    A purge makes an append void that was first tried before it. All purges since `starts` are seen here.
+    """
+
+    def __init__(self, layout: Layout, starts: Mapping[TopicPartition, int]) -> None:
+        self._layout = layout
+        self._starts = starts
+        self._purged: dict[str, Place] = {}
+
+    def knows(self, entry: Entry) -> bool:
+        """Return False if a purge that was not seen here may have made the action void."""
+        action = entry.action
+        if not isinstance(action, Append) or action.since is None:
+            return True
+        start = self._starts[TopicPartition(entry.topic, entry.partition)]
+        return action.since >= Place(self._layout.generation, start)
+
+    def take(self, entry: Entry) -> bool:
+        """Return True if the action begins its journal."""
+        action = entry.action
+        if isinstance(action, Purge):
+            self._purged[entry.id] = entry.place
+            return False
+        if not isinstance(action, Append):
+            return True
+        purged = self._purged.get(entry.id)
+        is_purged_since = action.since is not None and purged is not None and purged >= action.since
+        return action.expected in (None, 0) and not is_purged_since
+
+
 def _candidates(batch: Batch, layout: Layout, at: TopicPartition, given: set[str]) -> list[Entry | None]:
     """Return the actions that may begin a journal; None at the end if the keys move to other partitions there."""
     found: list[Entry | None] = []
@@ -138,4 +172,4 @@ def _candidates(batch: Batch, layout: Layout, at: TopicPartition, given: set[str
 
 def _may_begin(entry: Entry) -> bool:
     action = entry.action
-    return isinstance(action, Append) or (isinstance(action, Delete) and action.incarnation is None)
+    return isinstance(action, Append | Purge) or (isinstance(action, Delete) and action.incarnation is None)
