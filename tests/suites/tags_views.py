@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -492,6 +493,55 @@ class TagRepairConformance(TagSetting):
         assert await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", scene.tag) == 2
         assert await view_of(scene) == rows
 
+    async def test_a_rebuild_of_everything_ends_a_batch_that_was_begun(self, scene: Scene) -> None:
+        """X4, X6: a replicator died after the numbers of a batch: these are not given to the events before it."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+        await scene.replicate()
+        for n in (4, 5):
+            await scene.append("a", n)
+        with pytest.raises(SimulatedCrash), crash_at("tags.after-progress"):
+            await scene.replicate()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 6)]
+
+    @pytest.mark.parametrize("is_all", [True, False])
+    async def test_a_rebuild_beside_replication_gives_no_number_twice(self, scene: Scene, *, is_all: bool) -> None:
+        """X6: a batch is replicated after the journal's head was read, and before its numbers are."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+        await scene.replicate()
+
+        async def replicate_more() -> None:
+            await scene.append("a", 4)
+            await scene.replicate()
+
+        numbers = _Beside(scene.store.tags.numbers, "of", 1, replicate_more)
+        tags = _Parts(scene.store.tags, numbers=numbers)
+        await _rebuild(scene, _Parts(scene.store, tags=tags), is_all=is_all)
+        assert numbers.is_done
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 5)]
+
+    @pytest.mark.parametrize("is_all", [True, False])
+    @pytest.mark.parametrize("nth", [1, 2])
+    async def test_a_rebuild_beside_deletions_gives_no_number_twice(
+        self, scene: Scene, nth: int, *, is_all: bool
+    ) -> None:
+        """X6: events are deleted from the journal before a rebuild counts them, or between counting and writing."""
+        for n in range(1, 6):
+            await scene.append("a", n)
+        await scene.replicate()
+        at = await _home(scene, "a")
+
+        async def delete_some() -> None:
+            await _act(scene, at, "a", Delete(to=2))
+            await scene.replicate()
+
+        reader = _Beside(scene.store.reader, "rows", nth, delete_some)
+        await _rebuild(scene, _Parts(scene.store, reader=reader), is_all=is_all)
+        assert reader.is_done
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 6)]
+
 
 class TagLossConformance(TagSetting):
     """X2: tables that were emptied by hand; a tier gives `truncate`."""
@@ -695,6 +745,58 @@ class _Stuck:
 
     async def move_replicated(self, offset: object) -> None:
         return None
+
+
+class _Parts:
+    """An object of which some parts are others."""
+
+    def __init__(self, inner: object, **parts: object) -> None:
+        self._inner = inner
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        return self._parts[name] if name in self._parts else getattr(self._inner, name)
+
+
+class _Beside:
+    """An object at whose nth call of a method something happens before the call."""
+
+    def __init__(self, inner: object, method: str, nth: int, happens: Callable[[], Awaitable[None]]) -> None:
+        self._inner = inner
+        self._method = method
+        self._left = nth
+        self._happens = happens
+
+    @property
+    def is_done(self) -> bool:
+        """True if it has happened."""
+        return self._left <= 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name != self._method:
+            return found
+        self._left -= 1
+        if self._left:
+            return found
+        return self._pages if name == "rows" else self._answer
+
+    async def _answer(self, *arguments: Any) -> Any:
+        await self._happens()
+        return await getattr(self._inner, self._method)(*arguments)
+
+    async def _pages(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        await self._happens()
+        async for page in getattr(self._inner, self._method)(*arguments, **options):
+            yield page
+
+
+async def _rebuild(scene: Scene, store: Any, *, is_all: bool) -> None:
+    repair = TagRepair(scene.log, store, scene.settings)
+    if is_all:
+        await repair.rebuild_all()
+    else:
+        await repair.rebuild(scene.topic, "a", scene.tag)
 
 
 async def view_of(scene: Scene) -> list[TagRow]:

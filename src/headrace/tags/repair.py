@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OperationFailed, UnknownTopic
 from headrace.journal import Layout, replicate_batch, write_mark
 from headrace.log import Log
-from headrace.model import TopicPartition
+from headrace.model import TopicPartition, partition_of
 from headrace.observe import SILENT, Progress
 from headrace.protocol import Mark, exists
 from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
@@ -97,9 +98,29 @@ class CatchingUp:
 
 
 _ROWS_AT_ONCE = 2000
+_ATTEMPTS = 20
+_WAIT_FOR_BATCHES_S = 60.0
 _NOWHERE = Place(-1, -1)
 _OFFSET_BITS = 34
 _EVENT_BITS = 20
+
+
+@dataclass(frozen=True)
+class _Rebuilding:
+    """What a rebuild writes: of one `tag`, or of all, at a place; nothing that was trimmed.
+
+    With `is_lost` there are no rows any more. With `is_replicated` batches that were begun are brought to their end.
+    """
+
+    tag: str | None
+    trimmed: Mapping[str, Trimmed]
+    at: Place | None
+    is_lost: bool
+    is_replicated: bool
+
+
+class _EventsGone(Exception):
+    """Events that a rebuild is about to count were deleted from their journal meanwhile."""
 
 
 class TagRepair:
@@ -130,7 +151,8 @@ class TagRepair:
             with progress.step(f"rebuilding the views of {topic}", unit="journals") as step:
                 async for meta in self._metas(topic):
                     is_lost = bool(set(lost) - {NUMBERS_TABLE})
-                    count += await self._rebuild(meta, None, trimmed, at=None, is_lost=is_lost)
+                    work = _Rebuilding(None, trimmed, None, is_lost=is_lost, is_replicated=not lost and not is_off)
+                    count += await self._rebuild(meta, work)
                     step.advance()
         if lost or is_off:
             await self._registry.begin_epoch()
@@ -150,7 +172,8 @@ class TagRepair:
         meta = await self._store.reader.meta(topic, id_)
         if meta is None or not exists(meta):
             return 0
-        count = await self._rebuild(meta, tag, await all_trimmed(self._store.settings), at=place)
+        trimmed = await all_trimmed(self._store.settings)
+        count = await self._rebuild(meta, _Rebuilding(tag, trimmed, place, is_lost=False, is_replicated=True))
         await self._find_first(topic, id_, tag, place)
         return count
 
@@ -260,37 +283,74 @@ class TagRepair:
             async for page in views.read(tag, bucket_ms):
                 yield [row for row in page if (row.topic, row.pid) == (topic, id_)]
 
-    async def _rebuild(
-        self,
-        meta: JournalMeta,
-        tag: str | None,
-        trimmed: Mapping[str, Trimmed],
-        *,
-        at: Place | None,
-        is_lost: bool = False,
-    ) -> int:
-        """Write a journal's rows; with `is_lost` there are none any more."""
-        facts = await self._seams.announced()
+    async def _rebuild(self, meta: JournalMeta, work: _Rebuilding) -> int:
+        """Write a journal's rows; return their number. Replication may go on and delete some of its events meanwhile.
+
+        Raises OperationFailed if that happens again and again.
+        """
+        for _ in range(_ATTEMPTS):
+            settled = await self._settled(meta, work)
+            if settled is None:
+                return 0
+            try:
+                return await self._rebuild_settled(*settled, work)
+            except _EventsGone:
+                continue
+        raise OperationFailed(
+            f"rebuilding the views of {meta.id!r}", "its events are being deleted; run it again later"
+        )
+
+    async def _settled(self, meta: JournalMeta, work: _Rebuilding) -> tuple[JournalMeta, dict[str, TagNumber]] | None:
+        """Return a journal's head, and the numbering as it stood with that; None if the journal is gone.
+
+        A batch that is being replicated has written its numbers and not yet its journals. If its numbers were taken
+        for those of the events that the journal has, these would get numbers twice.
+        """
+        fills = (await self._seams.announced()).fills
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _WAIT_FOR_BATCHES_S
+        while True:
+            found = await self._store.reader.meta(meta.topic, meta.id)
+            known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
+            if found is None or not exists(found):
+                return None
+            ahead = [tag for tag, number in known.items() if tag not in fills and number.place > found.place]
+            if not ahead or not work.is_replicated:
+                return found, known
+            if loop.time() > deadline_s:
+                reason = "its events are being replicated all the time; run it again later"
+                raise OperationFailed(f"rebuilding the views of {meta.id!r}", reason)
+            await self._end_batch(found, max(known[tag].place for tag in ahead))
+
+    async def _end_batch(self, meta: JournalMeta, place: Place) -> None:
+        """Return when the batch that wrote a journal's number is replicated; its replicator may have died."""
+        layout = await self._layout(meta.topic)
+        partition = meta.partition  # that of the key, unless producers ignore the key and the topic has never grown
+        if layout.generation > 0:
+            partition = partition_of(meta.id.encode(), layout.generations[place.generation].partitions)
+        await self._catching_up.reach({TopicPartition(meta.topic, partition): place.offset})
+
+    async def _rebuild_settled(self, meta: JournalMeta, known: dict[str, TagNumber], work: _Rebuilding) -> int:
+        facts, tag, at = await self._seams.announced(), work.tag, work.at
         # Journals do not have back-filled tags.
         filled = {tag: TagFill(fill.id, fill.function) for tag, fill in facts.fills.items()}
         numbering = Numbering(meta.topic, facts.topics[meta.topic].number, self._registry.bucket, filled)
-        known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
         counted = await self._before(meta, known)
         before = {name: number for name, number in counted.items() if name not in filled and tag in (None, name)}
         last = {name: _numbered(meta, name, number) for name, number in before.items()}
         count = 0
-        async for events in self._events(meta):
+        async for events in self._counted_events(meta):
             done = numbering.number(meta.id, events, last)
             last |= done.numbers
             # Older versions counted from 1 again after a removal: what comes before number 1 stays removed.
             wanted = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
-            rows = [row for row in wanted if not is_trimmed(trimmed, row)]
+            rows = [row for row in wanted if not is_trimmed(work.trimmed, row)]
             await self._write(rows, at)
             count += len(rows)
         fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]
         await self._store.tags.numbers.write(fresh, at=at)
         for name, number in before.items():
-            if number > 0 and (is_lost or name not in known):
+            if number > 0 and (work.is_lost or name not in known):
                 await self._store.tags.numbers.begin_at(meta.topic, meta.id, name, number + 1, at=at or meta.place)
         return count
 
@@ -313,11 +373,26 @@ class TagRepair:
         }
 
     async def _events(self, meta: JournalMeta) -> AsyncIterator[list[EventRow]]:
-        pages = self._store.reader.rows(
+        async for page in self._pages(meta):
+            yield _tagged(meta, page)
+
+    async def _counted_events(self, meta: JournalMeta) -> AsyncIterator[list[EventRow]]:
+        """Yield the events that were counted before. Raises _EventsGone if some have been deleted since then.
+
+        Replication moves a journal's head before it removes rows, so the head is read after each page.
+        """
+        read_to = meta.delete_to
+        async for page in self._pages(meta):
+            now = await self._store.reader.meta(meta.topic, meta.id)
+            if now is None or now.record_id != meta.record_id or now.delete_to > read_to:
+                raise _EventsGone
+            read_to = max([read_to, *(row.seq_nr for row in page)])
+            yield _tagged(meta, page)
+
+    def _pages(self, meta: JournalMeta) -> AsyncIterator[Sequence[EventRow]]:
+        return self._store.reader.rows(
             meta.topic, meta.id, segment_size=meta.segment_size, first=meta.delete_to + 1, last=meta.seq_nr
         )
-        async for page in pages:
-            yield [row for row in page if row.tags and row.record_id == meta.record_id and row.place <= meta.place]
 
     async def _metas(self, topic: str) -> AsyncIterator[JournalMeta]:
         async for page in self._store.reader.metas(topic):
@@ -341,6 +416,10 @@ class TagRepair:
         if layout is None:
             raise UnknownTopic(topic)
         return layout
+
+
+def _tagged(meta: JournalMeta, page: Sequence[EventRow]) -> list[EventRow]:
+    return [row for row in page if row.tags and row.record_id == meta.record_id and row.place <= meta.place]
 
 
 def _covers(known: TagNumber, right: TagNumber) -> bool:
