@@ -26,6 +26,7 @@ from headrace.errors import (
     DuplicateNode,
     ForeignCluster,
     NotPartitionOwner,
+    OperationFailed,
     RecordTooLarge,
     TransactionFailed,
 )
@@ -169,6 +170,22 @@ class OwnerExam(LogSetting):
         with pytest.raises(NotPartitionOwner, match="ask node 'second'"):
             await first.commit([NewRecord(topic, b"k", b"2", partition=0)])
         assert first_node.losses == 1
+
+    async def test_who_waits_for_an_owner_that_ends_gets_an_error(self, topic: str, start: StartNode) -> None:
+        """C17: its partition was closed for good while it handed over; that must not cancel the node's own work."""
+        node = await start("a")
+        owner = await owned(node.replica(TopicPartition(topic, 0)))
+        async with owner._turn:  # whatever it is about to write takes its time
+            writing = [
+                asyncio.create_task(owner.commit([NewRecord(topic, b"k", b"v", partition=0)])),
+                asyncio.create_task(owner.release()),
+            ]
+            await asyncio.sleep(0)
+            node.tasks[-1].cancel()
+            for each in writing:
+                with pytest.raises(OperationFailed, match="takes part in it no more") as ended:
+                    await each
+                assert not ended.value.outcome_known
 
     async def test_a_release_during_a_claim_counts(self, topic: str, start: StartNode) -> None:
         """Who is told to give up the partition while it takes it has given it up in the end."""

@@ -16,11 +16,12 @@ from tests.engine.conftest import EngineNode, EngineSetting, embedded_only
 from tests.engine.models import Account, Deposit, bank_engine
 
 from headrace.cluster import batch_of
-from headrace.engine import Engine, Reject, background, metrics
+from headrace.engine import Engine, EngineLimits, Failed, Reject, background, metrics
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, encode_place, input_key
 from headrace.engine.pump import TopicPump, WrittenRecords
 from headrace.errors import (
     BadArgument,
+    CommandFailed,
     NotPartitionOwner,
     NotReadable,
     TransactionFailed,
@@ -33,6 +34,10 @@ from headrace.state import JsonValues
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.engines import EngineHarness
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Wait for something that never comes."""
 
 
 def command(topic: str, aggregate: str, value: Any, kind: str = "Deposit", **headers: str) -> NewRecord:
@@ -227,6 +232,28 @@ async def test_records_that_are_no_commands_are_dead_letters(setting: EngineSett
         8: b"was used for another command",
     }.items():
         assert words in reasons[offset]
+
+
+@embedded_only
+async def test_a_command_whose_handler_never_returns_fails(setting: EngineSetting) -> None:
+    """N8, N37: it is ended after `handler_s`; its aggregate, its partition's input and its caller go on."""
+    bank = topic_bank(setting, limits=EngineLimits(handler_s=0.05))
+
+    @bank.command
+    async def hang(account: Account | None, command: Hang) -> None:
+        await asyncio.Event().wait()
+
+    topic = str(bank.command_topic)
+    node = await setting.owner(bank)
+    await write(setting, [command(topic, "a", {}, "Hang"), command(topic, "a", {"amount": 1})])
+    await until_read(node, 2)
+    assert await setting.payloads(bank) == [{"amount": 1}]
+    (letter,) = await setting.records(f"{topic}.dead-letters")
+    assert b"it did not return within 0.05 s" in (dict(letter.headers)["headrace.error"] or b"")
+    failed = await node.send("a", Hang())
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, CommandFailed)
+    assert (await node.send("a", Deposit(2))).version == 2
 
 
 @embedded_only

@@ -14,7 +14,7 @@ from tests.engine.models import Close, Deposit, Deposited, Note, Noted, Withdraw
 from tests.suites.journal_setting import replicate
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
-from headrace.engine import Engine, SagaContext, metrics, saga
+from headrace.engine import Engine, EngineLimits, SagaContext, metrics, saga
 from headrace.engine.places import InputPlaces, decode_place, saga_key
 from headrace.engine.sagas import SagaSource
 from headrace.errors import BadArgument, ContextEnded, RecordsLost, UnknownCommand, UnknownTopic
@@ -266,6 +266,33 @@ async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting:
     assert attempts.count("patient n") == 2
     (letter,) = await setting.records(f"{name}.hasty.dead-letters")
     assert b"never" in (dict(letter.headers)["headrace.error"] or b"")
+
+
+@embedded_only
+async def test_a_saga_that_never_returns_fails(setting: EngineSetting) -> None:
+    """N39: its function is ended after `handler_s`, and the event tried again or set aside."""
+    name = setting.name()
+    bank = bank_engine(name, command_topic=f"{name}-commands", limits=EngineLimits(handler_s=0.05))
+    attempts: list[int] = []
+
+    @saga(of=bank, on_error="dead-letter")
+    async def hanging(event: Deposited, context: SagaContext) -> None:
+        attempts.append(event.amount)
+        if event.amount == 1:
+            await asyncio.Event().wait()
+        context.send(bank, "b", Withdraw(0))
+
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    await node.send("a", Deposit(2))
+
+    async def has_arrived() -> bool:
+        return await node.record("b") is not None
+
+    await eventually(has_arrived, every_s=0.01, what="the command of the second event")
+    assert attempts == [1, 1, 1, 2]
+    (letter,) = await setting.records(f"{name}.hanging.dead-letters")
+    assert b"saga 'hanging' at event" in (dict(letter.headers)["headrace.error"] or b"")
 
 
 async def test_a_saga_goes_on_when_something_that_it_awaits_is_cancelled(setting: EngineSetting) -> None:

@@ -300,6 +300,20 @@ async def test_an_input_that_ends_before_its_place_is_not_read_until_it_is_made_
         await reaches(served, "all", 102, Readers)
 
 
+async def test_a_record_whose_handler_never_returns_fails(
+    place: Place, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C18: its handler is ended, and the record tried again or passed; those behind it, and calls of its key, go on."""
+    monkeypatch.setattr("headrace.keyspace.calls._INPUT_S", 0.05)
+    CURES.clear()
+    await write(log, b"fatal", b"7", key=b"k")
+    async with serving(place, "a", FatalReaders) as served:
+        await reaches(served, "all", 7, FatalReaders)
+    (letter,) = await read_all(log, "amounts.dead-letters")
+    assert letter.value == b"fatal"
+    assert b"handling record" in (dict(letter.headers)["headrace.error"] or b"")
+
+
 async def test_a_record_is_not_skipped_because_its_commit_failed(place: Place, log: Log) -> None:
     """Only what its handler raises counts as an attempt."""
     async with serving(place, "a", SkippingReaders) as served:

@@ -125,8 +125,10 @@ class HostingNode:
             return
         for _, partition in [where for where in self._hosted if where[0] == name]:
             self._let_go(name, partition)
-        await asyncio.gather(*self._going)
-        self.node.withdraw(name)
+        try:
+            await asyncio.gather(*self._going)
+        finally:
+            self.node.withdraw(name)
 
     async def start(self) -> None:
         """Join the cluster and begin to take part; partitions open in the background.

@@ -14,7 +14,7 @@ from headrace.cluster.epochs import Closure, Epoch, Release, epoch_records, is_s
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until, together
-from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
+from headrace.errors import BadArgument, NotPartitionOwner, OperationFailed, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, SoundRecords, TopicPartition
 from headrace.observe import get_logger
@@ -397,11 +397,21 @@ class Owner:
         return self._tenure
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end what must not stop half-way, whatever happens to the caller."""
+        """Run to the end what must not stop half-way, whatever happens to the caller. Raises OperationFailed.
+
+        If this owner ends meanwhile, that ends the work, and not its caller.
+        """
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ran)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            what = f"writing to {self._claimant.partition.at}"
+            raise OperationFailed(what, "this node takes part in it no more", outcome_known=False) from None
 
     def _ran(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

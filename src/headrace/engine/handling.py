@@ -268,8 +268,11 @@ class CommandHandling(Generic[S]):
         return self.engine.handler_of(command)(state, command, context)
 
     async def _awaited(self, request: CommandRequest, context: CommandContext[S], returned: Awaitable[Any]) -> Decision:
+        limit = asyncio.timeout(self.engine.limits.handler_s)
         try:
-            return decision_of(context, await returned)
+            async with limit:
+                result = await returned
+            return decision_of(context, result)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
@@ -277,6 +280,8 @@ class CommandHandling(Generic[S]):
         except (*EXITS, GeneratorExit):
             raise
         except BaseException as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                error = TimeoutError(f"it did not return within {self.engine.limits.handler_s:g} s, its handler_s")
             return self._undecided(request, "handler", error)
         finally:
             context.end()

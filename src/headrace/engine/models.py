@@ -67,7 +67,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     Of each aggregate the last `command_ids` ids are remembered, for `command_ids_s` and up to `command_ids_bytes`; a
     reply above `remembered_reply_bytes` is remembered as "done" only. `waiting` bounds the commands of a partition that
     are not committed yet. An aggregate that is idle for `idle_s` leaves the memory. `timers` bounds those of one
-    aggregate that have not fired.
+    aggregate that have not fired. A handler or a saga that has not returned after `handler_s` is ended, and has failed.
     """
 
     command_ids: int = 16
@@ -80,6 +80,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = 4 * 1024 * 1024
     idle_s: float = 30.0
     timeout_s: float = 10.0
+    handler_s: float = 60.0
     timers: int = 100
 
     def __post_init__(self) -> None:
@@ -90,8 +91,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
             if type(value) not in ((int, float) if is_time else (int,)) or not least <= value < math.inf:
                 kind = "a number of seconds" if is_time else "a whole number"
                 raise BadArgument(name, value, f"it must be {kind}, {least} or more")
-        if not self.timeout_s:
-            raise BadArgument("timeout_s", self.timeout_s, "commands need a time above 0")
+        for name in ("timeout_s", "handler_s"):
+            if not getattr(self, name):
+                raise BadArgument(name, getattr(self, name), "commands need a time above 0")
 
 
 class Handler(NamedTuple):

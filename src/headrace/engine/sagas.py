@@ -10,6 +10,7 @@ the transaction that moves the saga's place, so a function may run again, and wh
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ from headrace.engine.models import Engine, kinds_of, parameters_of
 from headrace.engine.places import InputPlaces, InputSpan, saga_key
 from headrace.engine.pump import LaneWork, WrittenRecords
 from headrace.engine.topics import ensure_command_topic
-from headrace.errors import BadArgument, CommandTooLarge, ContextEnded, RecordsLost, UnknownCommand
+from headrace.errors import BadArgument, CommandTooLarge, ContextEnded, RecordsLost, TimedOut, UnknownCommand
 from headrace.journal import RemovedRecords, removed_records
 from headrace.log import Log
 from headrace.model import NewRecord, Record, StoredEvent, TopicPartition, check_topic_name, size_of
@@ -197,11 +198,18 @@ class SagaSource:
         return [each for each in events if type(each).__name__ in self._saga.events]
 
     async def _run(self, events: Sequence[Any], context: SagaContext) -> list[NewRecord]:
+        time_s = self._engine.limits.handler_s
+        time = asyncio.timeout(time_s)
         try:
-            for event in events:
-                returned = self._saga.function(event, context)
-                if inspect.isawaitable(returned):
-                    await returned
+            async with time:
+                for event in events:
+                    returned = self._saga.function(event, context)
+                    if inspect.isawaitable(returned):
+                        await returned
+        except TimeoutError:
+            if time.expired():
+                raise TimedOut(f"saga {self._saga.name!r} at event {context.event_id!r}", time_s) from None
+            raise
         finally:
             context.end()
         for each in context.sends:

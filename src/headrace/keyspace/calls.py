@@ -225,7 +225,10 @@ class CallRunner:
         at: str,
         unit: UnitOfWork,
     ) -> Context:
-        """Run the handler of a record within a unit of work; `at` names the record. Raises what the handler raises."""
+        """Run the handler of a record within a unit of work; `at` names the record.
+
+        Raises what the handler raises, and TimedOut if it does not return in time.
+        """
         context = Context(
             keyspace=self._spec.name,
             partition=self._states.partition,
@@ -238,9 +241,15 @@ class CallRunner:
             client_of=self._client_of,
             changelogs=self._changelogs,
         )
+        limit = asyncio.timeout(_INPUT_S)
         try:
             with self._within(unit) as logic:
-                await handler.call(logic, value, context)
+                async with limit:
+                    await handler.call(logic, value, context)
+        except TimeoutError:
+            if limit.expired():
+                raise TimedOut(f"handling record {at}", _INPUT_S) from None
+            raise
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
