@@ -19,6 +19,8 @@ from prometheus_client import REGISTRY
 from tests.gateway.conftest import Serve
 from tests.secured.authority import Authority
 
+from headrace import Event
+from headrace.app import Headrace
 from headrace.errors import KeysUnusable, ListenFailed
 from headrace.gateway import CALLER, RunningGateway
 from headrace.gateway.server import GuardedProtocol
@@ -212,6 +214,65 @@ async def test_half_closed_and_abandoned_connections_harm_nobody(serve: Serve) -
                         writer.write_eof()
         assert await is_alive(gateway)
     assert open_connections() == 0
+
+
+LIVE = b"GET /journals/accounts/a?live=true HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n\r\n"
+
+
+def open_streams() -> float:
+    return REGISTRY.get_sample_value("headrace_gateway_open_streams") or 0.0
+
+
+async def no_streams() -> bool:
+    return open_streams() == 0
+
+
+async def test_a_stream_ends_with_its_connection_whatever_waits_behind_it(serve: Serve) -> None:
+    """G11: a request that was sent behind a stream was told that the client has left, and the stream was not.
+
+    It kept its place among the streams until the gateway stopped.
+    """
+    async with serve(heartbeat_s=0.05, max_streams_per_caller=3) as gateway:
+        for _ in range(4):
+            async with connected(gateway) as (reader, writer):
+                writer.write(LIVE + LIVE + b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+                assert open_streams() == 1
+            await eventually(no_streams)
+        assert await is_alive(gateway)
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks(serve: Serve, hr: Headrace) -> None:
+    """RFC 9112, 6.1: it would take the lengths of chunks for lines of the body, whose end is the connection's."""
+    await hr.journal("accounts").append("a", [Event(1, "x"), Event(2, "y")])
+    async with serve() as gateway:
+        for query in ("", "?live=true&to=2"):
+            async with connected(gateway) as (reader, writer):
+                head = (
+                    f"GET /journals/accounts/a{query} HTTP/1.0\r\nhost: localhost\r\naccept: application/x-ndjson\r\n"
+                )
+                writer.write(f"{head}\r\n".encode())
+                async with asyncio.timeout(20):
+                    answer, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"chunked" not in answer
+            assert b"connection: close" in answer
+            assert [json.loads(line)["payload"] for line in body.split(b"\n") if line] == ["x", "y"]
+
+
+async def test_a_stream_that_is_broken_off_is_no_error_of_the_application(
+    serve: Serve, hr: Headrace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A purge ends each of its followers; the server logged an error for each. The answer still has no end."""
+    await hr.journal("accounts").append("a", [Event(1, "x")])
+    async with serve() as gateway, connected(gateway) as (reader, writer):
+        writer.write(LIVE)
+        async with asyncio.timeout(20):
+            await reader.readuntil(b'"x"')
+            await hr.journal("accounts").purge("a")
+            rest = await reader.read()
+    assert b'"status":410' in rest
+    assert not rest.endswith(b"0\r\n\r\n"), "it must not look complete"
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 async def test_too_many_connections_of_one_address_are_refused(serve: Serve) -> None:

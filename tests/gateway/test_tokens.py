@@ -51,3 +51,15 @@ async def test_a_token_that_does_not_fit_is_a_problem_that_tells_nothing_of_othe
             assert (refused.status_code, refused.json()["type"]) == (409, f"urn:headrace:problem:{kind}")
             assert place.topic_id not in refused.text
             assert "ends at" not in refused.text
+
+
+async def test_a_live_journal_is_refused_before_it_begins_if_the_token_does_not_fit(client: Client) -> None:
+    """A client that resumes after all but 410 would come back forever with a token that will never fit."""
+    made = await client.post(ACCOUNT, json={"events": [{"payload": 1}], "expected": 0})
+    (place,) = ConsistencyToken.parse(made.headers[HEADER]).places
+    wrong = str(ConsistencyToken.of([place._replace(offset=999)]))
+    lines = {"accept": "application/x-ndjson"}
+    refused = await client.get(f"{ACCOUNT}?live=true&to=1", headers={HEADER: wrong, **lines})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:headrace:problem:token-ahead")
+    shown = await client.get(f"{ACCOUNT}?live=true&to=1", headers={HEADER: made.headers[HEADER], **lines})
+    assert (shown.status_code, '"seq_nr":1' in shown.text) == (200, True)

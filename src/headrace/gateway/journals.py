@@ -186,6 +186,10 @@ class JournalRoutes:
         journal = await self._existing(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
             refuse_page_parameters(request, "limit")
+            if (
+                is_live and request.token is not None
+            ):  # a stream has begun when it finds out that the token does not fit
+                await journal.pointer(request.path["id"], at_least=request.token)
             events = journal.read(request.path["id"], first, to_seq_nr=last, live=is_live, at_least=request.token)
             stream = StreamResponse(
                 _items(events, writer),

@@ -11,7 +11,9 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -28,6 +30,7 @@ from headrace.gateway.origins import host_and_port, is_loopback
 from headrace.gateway.plain_commands import PlainCommands, WholeAnswer
 from headrace.gateway.plain_reads import PlainReads
 from headrace.gateway.problems import PROBLEM_JSON
+from headrace.gateway.streams import BREAK_OFF
 from headrace.observe import get_logger
 
 __all__ = ["RunningGateway", "check_protected", "serving"]
@@ -35,6 +38,7 @@ __all__ = ["RunningGateway", "check_protected", "serving"]
 _logger = get_logger(__name__)
 _KEEP_ALIVE_S = 5
 _BACKLOG = 2048
+_MOST_WHOLE = sys.maxsize >> 1  # bytes of a body whose length is known
 _FRAMING_PER_BYTE = 16  # of a body in chunks: more around each of its bytes than clients have reason to send
 
 
@@ -190,6 +194,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._plain_commands = plain_commands
         self._answered_s = 0.0
         self._begun = 0
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._address: str | None = None
         self._head_bytes = 0
         self._is_in_head = True
@@ -212,9 +217,27 @@ class GuardedProtocol(HttpToolsProtocol):
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers and free the place."""
+        """Stop all timers and free the place; tell the request that is being answered that its client has left.
+
+        uvicorn tells the last one that has come, which may be another one that waits behind it.
+        """
         self._end()
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
+
+    def _has_begun(self, cycle: RequestResponseCycle) -> None:
+        """Remember a request until it is answered; requests are answered in their order."""
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(cycle)
+
+    def _break_off(self, cycle: RequestResponseCycle) -> None:
+        """End the connection in the middle of an answer, so that the client does not take it for a whole one."""
+        cycle.disconnected = True  # uvicorn would log that the application has forgotten the end
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head that is not complete yet, and those around a body; feed the parser.
@@ -285,6 +308,7 @@ class GuardedProtocol(HttpToolsProtocol):
             keep_alive=True,
             on_response=self.on_response_complete,
         )
+        self._has_begun(cycle)
         task = self.loop.create_task(self._finish(cycle, answer))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
@@ -365,8 +389,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(431, "headers", "the request's headers are too large")
         elif hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             self._refuse(400, "malformed", "a request of HTTP/1.1 has one header Host")
-        if not self._is_refused:
-            super().on_headers_complete()
+        if self._is_refused:
+            return
+        before = self.cycle
+        super().on_headers_complete()
+        cycle = self.cycle
+        if cycle is None or cycle is before:
+            return  # a WebSocket
+        self._has_begun(cycle)
+        cycle.scope["extensions"] = {BREAK_OFF: partial(self._break_off, cycle)}  # type: ignore[dict-item]
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = partial(_send_unchunked, cycle, cycle.send)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, unless the request was refused."""
@@ -457,3 +490,20 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+async def _send_unchunked(
+    cycle: RequestResponseCycle,
+    send: Callable[[Any], Awaitable[None]],
+    message: Any,  # noqa: ANN401
+) -> None:
+    """Send a part of an answer to a client of HTTP/1.0, which knows no chunks: where the body ends the connection does.
+
+    uvicorn would send chunks, and the client would take their lengths for lines of the body.
+    """
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+    elif not message.get("more_body", False) and cycle.expected_content_length > _MOST_WHOLE:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)

@@ -342,7 +342,7 @@ class _KeySocket(_Socket):
         return found[0]
 
     async def _send_message(self, message: Any) -> None:  # noqa: ANN401
-        """Hand a message to the handler of the key. Raises Forbidden, RequestFailed; BadArgument for another key."""
+        """Hand a message to the key's handler. Raises Forbidden, RequestFailed; BadArgument if it has another key."""
         self.caller.check("command", "keyspace", self._served.spec.name)
         if self._served.client.key_of(message) != self._key:
             raise BadArgument("message", type(message).__name__, "it must be for the key of this socket")

@@ -24,10 +24,11 @@ from headrace.gateway.limits import Slots
 from headrace.gateway.problems import problem_of
 from headrace.observe import get_logger
 
-__all__ = ["EVENT_STREAM", "NDJSON", "StreamItem", "StreamResponse", "StreamTerms"]
+__all__ = ["BREAK_OFF", "EVENT_STREAM", "NDJSON", "StreamItem", "StreamResponse", "StreamTerms"]
 
 NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
+BREAK_OFF = "headrace.break_off"  # an extension of ASGI: a function that ends the connection without the answer's end
 
 _logger = get_logger(__name__)
 
@@ -102,11 +103,15 @@ class StreamResponse:
                 await send({"type": "http.response.body", "body": b""})
                 return
             with self._terms.slots.take(self._share):
-                await self._send(receive, send)
+                is_whole = await self._send(receive, send)
+            break_off = (scope.get("extensions") or {}).get(BREAK_OFF)
+            if not is_whole and break_off is not None:
+                break_off()
         finally:
             await self._close()
 
-    async def _send(self, receive: Receive, send: Send) -> None:
+    async def _send(self, receive: Receive, send: Send) -> bool:
+        """Send the stream; return True if its end was sent."""
         await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         stops: set[asyncio.Future[Any]] = {asyncio.ensure_future(_disconnected(receive))}
         if self._is_live:
@@ -119,6 +124,7 @@ class StreamResponse:
                 stop.cancel()
         if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return is_whole
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         return [
