@@ -33,10 +33,11 @@ __all__ = ["JOURNAL_SCHEMA", "HeadraceJournalSource"]
 
 _logger = get_logger(__name__)
 
+# In a session with spark.sql.timestampType=TIMESTAMP_NTZ, `timestamp` would be a type without a zone.
 JOURNAL_SCHEMA = (
     "topic string, key string, seq_nr bigint, payload_type string, payload binary, tags array<string>, "
-    "metadata string, headers map<string,string>, timestamp timestamp, partition int, offset bigint, "
-    "generation int, origin string, version string, log_time timestamp, record_id string"
+    "metadata string, headers map<string,string>, timestamp timestamp_ltz, partition int, offset bigint, "
+    "generation int, origin string, version string, log_time timestamp_ltz, record_id string"
 )
 
 _ARROW = pa.schema(

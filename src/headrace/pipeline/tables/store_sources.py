@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["META_SCHEMA", "POINTER_SCHEMA", "HeadraceMetaSource", "HeadracePointerSource"]
 
+# In a session with spark.sql.timestampType=TIMESTAMP_NTZ, `timestamp` would be a type without a zone.
 META_SCHEMA = (
     "topic string, key string, seq_nr bigint, delete_to bigint, is_purged boolean, held_from bigint, partition int, "
-    "offset bigint, generation int, segment_size int, created timestamp, updated timestamp, expire_after string, "
-    "expire_on timestamp, record_id string, origin string, properties map<string,string>, metadata string"
+    "offset bigint, generation int, segment_size int, created timestamp_ltz, updated timestamp_ltz, "
+    "expire_after string, expire_on timestamp_ltz, record_id string, origin string, properties map<string,string>, "
+    "metadata string"
 )
 _HEAD_COLUMNS = pa.schema(
     [
@@ -138,8 +140,8 @@ def _values(meta: JournalMeta) -> tuple[Any, ...]:
 
 
 POINTER_SCHEMA = (
-    "topic string, partition int, generation int, offset bigint, log_time timestamp, created timestamp, "
-    "updated timestamp, log_start bigint, log_end bigint, lag bigint"
+    "topic string, partition int, generation int, offset bigint, log_time timestamp_ltz, created timestamp_ltz, "
+    "updated timestamp_ltz, log_start bigint, log_end bigint, lag bigint"
 )
 _OFFSET_COLUMNS = pa.schema(
     [
