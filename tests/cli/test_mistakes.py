@@ -61,6 +61,20 @@ def test_no_pyspark_names_the_extra(command: list[str], tmp_path: Path, monkeypa
     assert "headrace[pipeline]" in str(done.exception)
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_terminal_without_unicode_shows_what_it_can(tmp_path: Path, options: list[str]) -> None:
+    """A payload with a character that the terminal lacks, as one of Latin-1 does, ended a command with a traceback."""
+    address = f"embedded:{tmp_path}"
+    CliRunner().invoke(app, ["journal", "append", "notes", "k", '{"t":"é✓"}', "--log", address], catch_exceptions=False)
+    done = subprocess.run(
+        [str(BIN / "headrace"), "journal", "read", "notes", "k", "--log", address, *options],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, b"\xe9\\u2713" in done.stdout, done.stderr) == (0, True, b"")
+
+
 def test_an_interrupt_while_it_is_imported_is_no_traceback(tmp_path: Path) -> None:
     """FN4: Ctrl-C at any moment ends a command with 130 and nothing on the screen."""
     program = "import headrace.__main__, signal, sys; signal.setitimer(signal.ITIMER_REAL, 0.05)\n"

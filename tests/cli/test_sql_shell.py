@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import time
@@ -19,8 +20,9 @@ from prompt_toolkit.output import DummyOutput
 
 from headrace.cli.spark_sessions import quiet_jvm
 from headrace.cli.sql import PlotColumns, plot_columns, plot_of
-from headrace.cli.sql_shell import SqlShell, completer_of, statements, typed_lines
-from headrace.errors import BadArgument
+from headrace.cli.sql_shell import SqlShell, completer_of, piped_lines, statements, typed_lines
+from headrace.errors import BadArgument, OperationFailed
+from headrace.pipeline import Endpoints, query
 from headrace.pipeline.replication.display import plot
 
 
@@ -88,6 +90,33 @@ def test_comments_are_no_statements() -> None:
     """A file may end with a comment, and a comment at the terminal begins nothing."""
     assert Asked().run("select 1;", "-- the end", "/* really */", is_interactive=False) == ["select 1"]
     assert Asked().run("-- which tables are there?", "tables", "select 2;") == ["select 2"]
+
+
+def test_a_file_may_begin_with_the_mark_of_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Editors of Windows put the mark before the text; with it the first statement was no SQL."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfselect 1;\r\nselect 2;"), "utf-8"))
+    assert list(piped_lines()) == ["select 1;", "select 2;"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_statement_that_is_no_text_is_refused_by_its_line(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """A file in another encoding than the terminal's gave a traceback, or Spark's error about nothing."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"select\n'caf\xe9';"), encoding))
+    (asked,) = Asked().run(*piped_lines(), is_interactive=False)
+    with pytest.raises(BadArgument, match="line 2 has bytes that are no text; write it in UTF-8"):
+        query(None, Endpoints.of("embedded:./nowhere"), asked)  # type: ignore[arg-type] - refused before Spark is asked
+
+
+def test_an_error_of_a_command_ends_the_command_and_not_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log that does not answer `tables` may answer the next statement."""
+    asked = Asked()
+
+    def unavailable() -> list[str]:
+        raise OperationFailed("listing the topics", "connection refused")
+
+    asked.shell = SqlShell(asked._answer, unavailable, asked._stop)
+    assert asked.run("tables", "select 1;") == ["select 1"]
+    assert "connection refused" in capsys.readouterr().err
 
 
 def test_an_error_ends_the_statement_and_not_the_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy
 import pyarrow as pa
 import pytest
 from tests.pipeline.tier import Tier, append_all
@@ -16,7 +17,7 @@ from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event, NewRecord, StoredEvent, TopicConfig, TopicPartition, partition_of
 from headrace.pipeline import Selection, append_frame, compact, state_as_of, topic_frame
-from headrace.pipeline.tables.frames import rows_in_utc
+from headrace.pipeline.tables.frames import _before, rows_in_utc
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)
@@ -186,6 +187,23 @@ def test_states_are_as_of_an_offset_or_a_time(tier: Tier, topic: str) -> None:
 
 async def second_of(journal: Journal, id_: str) -> StoredEvent:
     return [event async for event in journal.read(id_)][1]
+
+
+@pytest.mark.parametrize("offset", [True, 1.0, "7", {0: None}, {"0": 3}])
+def test_an_offset_that_is_none_is_refused(offset: Any) -> None:
+    """K8: anything but a whole number is no offset. A number that is 0, but of another type, was taken for "all"."""
+    with pytest.raises(BadArgument, match="whole number"):
+        _before(offset, None)
+
+
+def test_offsets_of_numpy_are_offsets_and_no_offsets_are_no_events() -> None:
+    """K8: columns of pandas have integers of numpy. A vector of offsets that names no partition covers no event."""
+    assert _before(numpy.int64(0), None) == _before(0, None) == "offset <= 0"
+    assert _before({numpy.int64(1): numpy.int64(7)}, None) == _before({1: 7}, None)
+    assert _before({}, None) == "false"
+    assert _before(None, None) == "true"
+    with pytest.raises(BadArgument, match="datetime"):
+        _before(None, "2026-01-01")  # type: ignore[arg-type]
 
 
 def test_a_state_says_what_is_missing_and_what_failed(tier: Tier, topic: str) -> None:

@@ -21,7 +21,13 @@ from headrace.errors import BadArgument, OperationFailed
 from headrace.journal import Journal
 from headrace.model import Event
 from headrace.pipeline import Selection, export_journals, exported_frame, journal_frame
-from headrace.pipeline.jobs.export_manifest import ExportedFile, ExportFolder, ExportManifest, delta_commit
+from headrace.pipeline.jobs.export_manifest import (
+    ExportedFile,
+    ExportFolder,
+    ExportManifest,
+    delta_commit,
+    topics_with_lost_markers,
+)
 from headrace.protocol import Generation, Layout
 from headrace.store import Place
 
@@ -74,6 +80,42 @@ def test_a_folder_of_another_log_is_refused(last: Place, layout: Layout, is_good
         before.check_follows(layout, Path("lake"))
     if layout.topic_id == "two":
         manifest(0).check_follows(layout, Path("lake"))  # older manifests don't say it
+
+
+def test_a_manifest_that_is_missing_is_named_and_nothing_is_removed(tmp_path: Path) -> None:
+    """Without the manifest of a run its events would be left out in silence, and its files removed as leftovers."""
+    folder = ExportFolder(tmp_path)
+    for number in range(3):
+        folder.commit(manifest(number, ExportedFile(f"export={number:08}-a/part-0.parquet", {}, 1, 9)))
+        (folder.data("journal", f"{number:08}-a")).mkdir(parents=True)
+    (tmp_path / "_headrace" / f"{1:020}.json").unlink()
+    for work in (folder.manifests, folder.remove_leftovers, folder.write_delta_logs):
+        with pytest.raises(OperationFailed, match=f"{1:020}.json is missing; restore it"):
+            work()
+    assert len(list((tmp_path / "journal").glob("export=*"))) == 3
+
+
+def test_purge_markers_that_expire_while_other_topics_are_exported_are_not_relied_on() -> None:
+    """The heads of a topic are exported all if its markers may have expired since its own last export."""
+    place, day = {0: Place(0, 7)}, 86_400_000
+    both = {"a": place, "b": place}
+    known = [msgspec.structs.replace(manifest(0), created_ms=0, offsets=both, whole_heads=["a", "b"])]
+    for number in range(1, 30):
+        only_a = {**both, "a": {0: Place(0, 7 + number)}}
+        run = msgspec.structs.replace(manifest(number), created_ms=number * day, offsets=only_a, whole_heads=[])
+        known.append(run)
+
+    def lost(*topics: str, on: int) -> list[str]:
+        return topics_with_lost_markers(known, topics, created_ms=on * day, marker_ttl_ms=30 * day)
+
+    assert lost("a", "b", on=29) == []
+    assert lost("a", "b", on=30) == ["b"]
+    assert lost("a", "b", on=59) == ["a", "b"]
+    assert lost("new", on=29) == ["new"]
+    known.append(
+        msgspec.structs.replace(manifest(30), created_ms=30 * day, offsets=known[-1].offsets, whole_heads=["b"])
+    )
+    assert lost("a", "b", on=31) == []
 
 
 def test_commits_have_the_form_of_deltas_protocol() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,19 @@ from tests.pipeline.tier import Tier, append_all
 from tests.secured.job import QUICK_JAVA
 
 from headrace.errors import BadArgument
-from headrace.pipeline import Endpoints, Replication, Selection, journal_frame, query
+from headrace.model import NewRecord, TopicConfig
+from headrace.pipeline import (
+    Endpoints,
+    Replication,
+    Selection,
+    import_journals,
+    journal_frame,
+    query,
+    state_frame,
+)
 from headrace.pipeline.jobs.partition_jobs import PurgeExpiredJob, job_frame
 from headrace.pipeline.spark.session import compiled_home, provide_kafka, refuse_speculation
+from headrace.state import OrderedKeys, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,6 +181,30 @@ def test_a_new_session_knows_the_sources(tier: Tier, topic: str) -> None:
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 2))
     for spark in (tier.spark, tier.spark.newSession(), tier.spark):
         assert journal_frame(spark, tier.endpoints, Selection((topic,))).where("seq_nr = 1").count() == 2
+
+
+def test_times_have_a_zone_in_a_session_whose_timestamps_have_none(tier: Tier, topic: str) -> None:
+    """FP1: `spark.sql.timestampType` decides what the word `timestamp` means. Every table failed where it is
+    TIMESTAMP_NTZ, and an import of times too."""
+    tier.with_journal(topic, lambda journal: append_all(journal, 2, 2))
+    tier.apply(topic)
+    spark = tier.spark.newSession()
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    about = "abs(timestampdiff(second, max(timestamp), current_timestamp())) < 600"
+    counts = f"(select {about} from journal), (select count(updated) from meta), (select sum(lag) from pointers)"
+    assert tuple(query(spark, tier.endpoints, f"select {counts}", Selection((topic,))).first() or ()) == (True, 2, 0)
+    time = "timestamp '2023-11-14 17:13:20.123'"
+    rows = spark.sql(f"select 'k9' as id, 1 as seq_nr, 'x' as payload, {time} as timestamp")
+    assert import_journals(rows, tier.endpoints, topic).imported == 1
+    found = journal_frame(spark, tier.endpoints, Selection((topic,))).where("key = 'k9'")
+    assert [tuple(row) for row in found.selectExpr("unix_millis(timestamp)").collect()] == [(1700000000123,)]
+    days = StateSpec(name="days", topic=f"{topic}-days", key=datetime, value=str)
+    tier.on(lambda log, _: log.admin.create(days.topic, partitions=1, config=TopicConfig()))
+    key = OrderedKeys(datetime).encode(datetime(2026, 3, 8, 7, 30, tzinfo=UTC))
+    tier.on(lambda log, _: log.append([NewRecord(days.topic, key, b"dst")]))
+    keys = state_frame(spark, tier.endpoints, days).selectExpr("unix_seconds(key)")
+    assert [tuple(row) for row in keys.collect()] == [(1772955000,)]
 
 
 def test_a_query_leaves_the_callers_views_alone(tier: Tier, topic: str) -> None:

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.suites.journal_setting import replicate
 
-from headrace.errors import BadArgument, OffsetOutOfRange, OperationFailed, UnknownBackend
-from headrace.journal import Journal
+from headrace.errors import BadArgument, OffsetOutOfRange, OperationFailed, ReadAgain, UnknownBackend
+from headrace.journal import Journal, grow_topic
 from headrace.log import open_log
 from headrace.model import Event, TopicPartition
 from headrace.pipeline import Endpoints, Selection, compact, journal_frame, meta_frame, topic_frame
 from headrace.pipeline.logs.plan import look_at_partition, plan_of
 from headrace.pipeline.spark.process import side_by_side
 from headrace.pipeline.tables.frames import state_text
-from headrace.pipeline.tables.parts import stable_layout
+from headrace.pipeline.tables.parts import JournalPart, stable_layout
+from headrace.pipeline.tables.scans import EVERYTHING
+from headrace.pipeline.tables.store_sources import heads_of_part
 from headrace.store import open_store
 
 pytestmark = pytest.mark.timeout(30)
@@ -151,3 +154,29 @@ def test_folders_are_absolute_for_workers(tmp_path: Path, monkeypatch: pytest.Mo
     assert (packed.log, packed.store) == (f"embedded:{tmp_path / 'data'}", f"embedded:{tmp_path / 'data'}")
     servers = Endpoints("kafka://127.0.0.1:1", "cassandra://127.0.0.1:1/k")
     assert Endpoints.unpack(servers.pack()) == servers
+
+
+async def test_heads_that_moved_while_they_were_listed_are_not_left_out(tmp_path: Path) -> None:
+    """A table of heads was planned, and the topic grew: a head that moved is listed in no partition of the plan, so
+    that a count was too low, with no error."""
+    log, store = await opened(tmp_path)
+    await replicate(log, store, TOPIC)
+    layout, ends = await stable_layout(log, store, TOPIC)
+    parts = [JournalPart(layout, number, ends) for number in range(PARTITIONS)]
+
+    async def listed() -> int:
+        return sum([len(page) for part in parts async for page in heads_of_part(store, part, EVERYTHING)])
+
+    assert await listed() == 20
+    await grow_topic(log, store.settings, TOPIC, partitions=PARTITIONS * 2, lease_s=0.01)
+    journal = Journal(log, store, TOPIC, cache=None)
+    for n in range(20):
+        await journal.append(f"k{n}", [Event(2)])
+    await replicate(log, store, TOPIC)
+    with pytest.raises(ReadAgain, match="the topic grew"):
+        await listed()
+    layout, ends = await stable_layout(log, store, TOPIC)
+    parts = [JournalPart(layout, number, ends) for number in range(PARTITIONS * 2)]
+    assert await listed() == 20
+    await store.close()
+    await log.close()

@@ -5,6 +5,7 @@ A group of commands is imported when it is used: importing all of them takes hal
 
 from __future__ import annotations
 
+import io
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -144,6 +145,9 @@ def show_version() -> None:
 
 def main() -> None:
     """Run the command; a HeadraceError is a message, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters that keys and payloads have
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except Exception as error:

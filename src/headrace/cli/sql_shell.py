@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +95,7 @@ class SqlShell:
                 self.drop()  # comments
                 if command in ("quit", "exit"):
                     return
-                self._command(command)
+                self._run_guarded(partial(self._command, command), is_interactive=is_interactive)
                 continue
             self._rest.append(f"{line}\n")
             if ";" not in line:  # it ends nothing, and to look at all lines again would take the square of their number
@@ -101,17 +103,18 @@ class SqlShell:
             done, rest = statements("".join(self._rest))
             self._rest = [rest]
             for statement in done:
-                self._one(statement, is_interactive=is_interactive)
+                self._run_guarded(partial(self._answer, statement), is_interactive=is_interactive)
         last, self._rest = "".join(self._rest).strip(), []
         if has_words(last) and not is_interactive:
-            self._one(last, is_interactive=False)
+            self._run_guarded(partial(self._answer, last), is_interactive=False)
 
     def _command(self, command: str) -> None:
         typer.echo(_HELP if command == "help" else "\n".join(self._tables()))
 
-    def _one(self, statement: str, *, is_interactive: bool) -> None:
+    def _run_guarded(self, work: Callable[[], None], *, is_interactive: bool) -> None:
+        """Answer a statement or a command. At a terminal an error, and Ctrl-C, end only that."""
         try:
-            self._answer(statement)
+            work()
         except KeyboardInterrupt:
             self._stop()
             if not is_interactive:
@@ -152,9 +155,14 @@ def completer_of(tables: Callable[[], Sequence[str]]) -> Completer:
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of standard input."""
-    for line in sys.stdin:
-        yield line.rstrip("\n")
+    """Yield the lines of standard input, without the mark that some editors put before UTF-8.
+
+    Bytes that are no text in the encoding of the terminal stay in the lines: `query` refuses a statement with them.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for number, line in enumerate(sys.stdin):
+        yield (line if number else line.removeprefix("\ufeff")).rstrip("\n")
 
 
 def _history_file() -> Path:

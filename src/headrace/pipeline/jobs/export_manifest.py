@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,7 +20,14 @@ from headrace.errors import BadArgument, OperationFailed
 from headrace.protocol import Layout
 from headrace.store import Place
 
-__all__ = ["EXPORT_TABLES", "ExportFolder", "ExportManifest", "ExportedFile", "delta_commit"]
+__all__ = [
+    "EXPORT_TABLES",
+    "ExportFolder",
+    "ExportManifest",
+    "ExportedFile",
+    "delta_commit",
+    "topics_with_lost_markers",
+]
 
 # The tables of an export, and the columns by which their files are in folders.
 EXPORT_TABLES: Mapping[str, tuple[str, ...]] = {
@@ -89,13 +96,21 @@ class ExportFolder:
         self.folder = folder.resolve()
 
     def manifests(self) -> list[ExportManifest]:
-        """Return the manifests of all exports, the oldest first. Raises OperationFailed if one is unreadable."""
-        found = []
+        """Return the manifests of all exports, the oldest first. Raises OperationFailed if one is damaged or missing.
+
+        Without the manifest of one export its events would be missing in silence, and its files would be removed as
+        leftovers, for the offsets of the next manifest cover them.
+        """
+        found: list[ExportManifest] = []
         for path in sorted((self.folder / _MANIFESTS).glob("*.json")):
             try:
                 found.append(_decode(path.read_bytes()))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise OperationFailed(f"reading the manifest {path}", str(error)) from error
+            if found[-1].version != len(found) - 1:
+                missing = self.folder / _MANIFESTS / _file_name(len(found) - 1)
+                reason = f"{missing.name} is missing; restore it, or export to a new folder"
+                raise OperationFailed(f"reading the manifests in {missing.parent}", reason)
         return found
 
     def data(self, table: str, export: str) -> Path:
@@ -115,7 +130,7 @@ class ExportFolder:
 
     def commit(self, manifest: ExportManifest) -> None:
         """Make an export count. Raises OperationFailed if another one took its number meanwhile."""
-        path = self.folder / _MANIFESTS / f"{manifest.version:020}.json"
+        path = self.folder / _MANIFESTS / _file_name(manifest.version)
         if not _write_new(path, msgspec.json.format(msgspec.json.encode(manifest))):
             reason = "another export into the folder finished meanwhile; run it again to add what is new since"
             raise OperationFailed(f"exporting into {self.folder}", reason)
@@ -124,7 +139,7 @@ class ExportFolder:
         """Write the commits in Delta's format that are not there yet: an export may have died before its own."""
         for manifest in self.manifests():
             for table in EXPORT_TABLES:
-                path = self.folder / table / _DELTA_LOG / f"{manifest.version:020}.json"
+                path = self.folder / table / _DELTA_LOG / _file_name(manifest.version)
                 if not path.exists():
                     _write_new(path, delta_commit(manifest, table))
 
@@ -137,6 +152,32 @@ class ExportFolder:
                 number = path.name.removeprefix("export=").split("-", 1)[0]
                 if path.name not in counted and number.isdigit() and int(number) < len(known):
                     remove_folder(path)
+
+
+def _file_name(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def topics_with_lost_markers(
+    known: Sequence[ExportManifest], topics: Iterable[str], *, created_ms: int, marker_ttl_ms: int
+) -> list[str]:
+    """Return the topics whose heads must be exported all: new ones, and those whose purge markers may have expired.
+
+    A purge marker that expired since the last export of its topic is in no export, whatever of other topics was
+    exported meanwhile.
+    """
+    exported = {topic: _exported_ms(known, topic) for topic in topics}
+    return [topic for topic, last_ms in exported.items() if last_ms is None or created_ms - last_ms >= marker_ttl_ms]
+
+
+def _exported_ms(known: Sequence[ExportManifest], topic: str) -> int | None:
+    """Return when the topic's heads were exported last, as far as the manifests show; None if they never were."""
+    found_ms, before = None, None
+    for manifest in known:
+        offsets = manifest.offsets.get(topic)
+        if offsets != before or topic in manifest.whole_heads:
+            found_ms, before = manifest.created_ms, offsets
+    return found_ms
 
 
 def remove_folder(folder: Path) -> None:

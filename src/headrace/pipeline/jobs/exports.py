@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace.errors import BadArgument, OperationFailed
 from headrace.model import TopicPartition
-from headrace.pipeline.jobs.export_manifest import EXPORT_TABLES, ExportFolder, ExportManifest, remove_folder
+from headrace.pipeline.jobs.export_manifest import (
+    EXPORT_TABLES,
+    ExportFolder,
+    ExportManifest,
+    remove_folder,
+    topics_with_lost_markers,
+)
 from headrace.pipeline.jobs.job_reports import layout_of
 from headrace.pipeline.logs.plan import Selection, topics_of
 from headrace.pipeline.spark.endpoints import Endpoints
@@ -70,7 +76,7 @@ def export_journals(
         last.check_follows(layout, target.folder)
     if not _has_more(last, now):
         return ExportSummary(last.version, 0, 0, 0)
-    return _Export(spark, endpoints, target, last, now, {each.topic: each.topic_id for each in layouts}).run()
+    return _Export(spark, endpoints, target, known, now, {each.topic: each.topic_id for each in layouts}).run()
 
 
 def exported_frame(spark: SparkSession, folder: Path | str, table: ExportTable = "journal") -> DataFrame:
@@ -119,17 +125,19 @@ class _Export:
         spark: SparkSession,
         endpoints: Endpoints,
         target: ExportFolder,
-        last: ExportManifest,
+        known: Sequence[ExportManifest],
         now: Vector,
         topic_ids: Mapping[str, str],
     ) -> None:
         self._spark = spark
         self._endpoints = endpoints
         self._target = target
-        self._last = last
+        self._last = last = known[-1] if known else _NOTHING
         self._now = now
         self._topic_ids = {**last.topic_ids, **{topic: topic_ids[topic] for topic in now}}
         self._created_ms = time.time_ns() // 1_000_000
+        ttl_ms = round(endpoints.settings_of_store().marker_ttl_s * 1000)
+        self._whole_heads = topics_with_lost_markers(known, now, created_ms=self._created_ms, marker_ttl_ms=ttl_ms)
         self._export = f"{last.version + 1:08}-{uuid.uuid4().hex[:8]}"
         self._selection = Selection(tuple(now))
 
@@ -189,21 +197,14 @@ class _Export:
             version=self._last.version + 1,
             created_ms=self._created_ms,
             offsets={**self._last.offsets, **offsets},
-            whole_heads=self._whole_heads(),
+            whole_heads=self._whole_heads,
             schemas=schemas,
             files={table: list(self._target.files(table, self._export)) for table in EXPORT_TABLES},
             topic_ids=self._topic_ids,
         )
 
-    def _whole_heads(self) -> list[str]:
-        """Return the topics whose heads are exported all: new ones, and those whose purge markers may have expired."""
-        ttl_ms = self._endpoints.settings_of_store().marker_ttl_s * 1000
-        is_late = self._created_ms - self._last.created_ms >= ttl_ms
-        return [topic for topic in self._now if is_late or topic not in self._last.offsets]
-
     def _changed_heads(self) -> str:
-        whole = self._whole_heads()
-        parts = [f"topic = {_text(topic)}" for topic in whole]
+        parts = [f"topic = {_text(topic)}" for topic in self._whole_heads]
         return " OR ".join([*parts, f"({self._since_last(None)})"])
 
     def _since_last(self, up_to: Literal["<="] | None) -> str:

@@ -188,7 +188,7 @@ def _optional(types: dict[str, str], name: str, kind: str, expression: str, othe
 def _time(kind: str | None) -> str:
     if kind not in (None, "timestamp", "timestamp_ntz"):
         raise BadArgument("column timestamp", kind, "it must be timestamp")
-    return f"{'CAST(NULL AS BIGINT)' if kind is None else 'unix_millis(CAST(timestamp AS TIMESTAMP))'} AS time_ms"
+    return f"{'CAST(NULL AS BIGINT)' if kind is None else 'unix_millis(CAST(timestamp AS TIMESTAMP_LTZ))'} AS time_ms"
 
 
 def _numbered(rows: DataFrame) -> DataFrame:

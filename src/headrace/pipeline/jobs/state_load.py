@@ -158,7 +158,7 @@ def _check_state(frame: DataFrame, state: StateSpec[Any, Any], group: StateGroup
     if state.ttl_of is not None and "ttl_ms" not in frame.columns:
         raise BadArgument("frame", frame.columns, "the state has a time to live for each value; give a column ttl_ms")
     types = dict(frame.dtypes)
-    expected = key_type(state.key).replace(" ", "")
+    expected = key_type(state.key).replace(" ", "").replace("timestamp_ltz", "timestamp")
     if types.get("key") != expected:
         raise BadArgument("column key", types.get("key"), f"the state's keys need a column of {expected}")
     if "value" not in types:

@@ -9,6 +9,7 @@ filters: make the frame again to see later records.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -190,6 +191,8 @@ def state_as_of(
     """
     from pyspark.sql import functions as f
 
+    if key is not None and not isinstance(key, str):
+        raise BadArgument("key", key, "it must be text")
     frame = journal_frame(spark, endpoints, selection)
     if key is not None:
         frame = frame.where(f.col("key") == key)
@@ -203,14 +206,25 @@ def _before(offset: int | Mapping[int, int] | None, at: datetime | None) -> str:
     if offset is not None and at is not None:
         raise BadArgument("at", at, "the state is as of an offset or of a time, not both")
     if at is not None:
+        if not isinstance(at, datetime):
+            raise BadArgument("at", at, "it must be a time (a datetime)")
         aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return f"timestamp <= timestamp_micros({round(aware.timestamp() * 1_000_000)})"
-    if isinstance(offset, int):
-        return f"offset <= {offset}"
-    if not offset:
+    if offset is None:
         return "true"
-    each = " OR ".join(f"(partition = {int(of)} AND offset <= {int(last)})" for of, last in offset.items())
-    return f"offset <= {max(offset.values())} AND partition IN ({', '.join(map(str, offset))}) AND ({each})"
+    if not isinstance(offset, Mapping):
+        return f"offset <= {_whole(offset)}"
+    if not offset:
+        return "false"  # no partition is named, so no event counts
+    lasts = {_whole(of): _whole(last) for of, last in offset.items()}
+    each = " OR ".join(f"(partition = {of} AND offset <= {last})" for of, last in lasts.items())
+    return f"offset <= {max(lasts.values())} AND partition IN ({', '.join(map(str, lasts))}) AND ({each})"
+
+
+def _whole(number: Any) -> int:  # noqa: ANN401 - a column of pandas has integers of numpy
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise BadArgument("offset", number, "it must be a whole number, or one for each partition")
+    return operator.index(number)
 
 
 class StateFold:

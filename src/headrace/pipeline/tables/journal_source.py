@@ -16,12 +16,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
 
-from headrace.errors import JournalHeld, ReadAgain
-from headrace.journal import layout_key
+from headrace.errors import JournalHeld
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.pipeline.spark.process import TIME, blocking_iterator, log_of, micros, store_of
-from headrace.pipeline.tables.parts import JournalPart, SelectedReader
+from headrace.pipeline.tables.parts import JournalPart, SelectedReader, check_layout
 from headrace.pipeline.tables.scans import Counts, Predicates, ReadOptions
 from headrace.pipeline.tables.stored_journals import FoundEvents, HeadValues, JournalHead, StoredJournals, read_head
 from headrace.store import EventRow, JournalMeta, Store
@@ -33,10 +32,11 @@ __all__ = ["JOURNAL_SCHEMA", "HeadraceJournalSource"]
 
 _logger = get_logger(__name__)
 
+# In a session with spark.sql.timestampType=TIMESTAMP_NTZ, `timestamp` would be a type without a zone.
 JOURNAL_SCHEMA = (
     "topic string, key string, seq_nr bigint, payload_type string, payload binary, tags array<string>, "
-    "metadata string, headers map<string,string>, timestamp timestamp, partition int, offset bigint, "
-    "generation int, origin string, version string, log_time timestamp, record_id string"
+    "metadata string, headers map<string,string>, timestamp timestamp_ltz, partition int, offset bigint, "
+    "generation int, origin string, version string, log_time timestamp_ltz, record_id string"
 )
 
 _ARROW = pa.schema(
@@ -234,18 +234,12 @@ class _JournalsReader:
         if len(layout.generations) == 1:
             async for page in self._store.reader.metas(layout.topic, partition=home, page_size=_METAS_PAGE):
                 yield page
-            await self._check_layout()
+            await check_layout(self._store, layout)
             return
         async for page in self._store.reader.metas(layout.topic, page_size=_METAS_PAGE):
             ours = [meta for meta in page if layout.route(meta.id).partition == home]
             if ours:
                 yield ours
-
-    async def _check_layout(self) -> None:
-        """Raise ReadAgain if keys may have moved while their heads were listed."""
-        now = await self._store.settings.get(layout_key(self._layout.topic))
-        if now is not None and len(msgspec.json.decode(now, type=type(self._layout)).generations) > 1:
-            raise ReadAgain(self._layout.topic, "the topic grew")
 
 
 class HeadraceJournalSource(DataSource):

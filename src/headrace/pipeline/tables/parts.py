@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.errors import ReadAgain, WrongPartitionCount
-from headrace.journal import Layout, Topology
+from headrace.journal import Layout, Topology, layout_key
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Selection, look_at_partition, topics_of
@@ -25,7 +25,7 @@ from headrace.store import Store
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-__all__ = ["JournalPart", "SelectedReader", "journal_parts", "stable_layout"]
+__all__ = ["JournalPart", "SelectedReader", "check_layout", "journal_parts", "stable_layout"]
 
 _ATTEMPTS = 5
 
@@ -91,6 +91,13 @@ async def _check_partitions(log: Log, layout: Layout) -> None:
     actual = (await log.admin.describe(layout.topic)).partitions
     if actual > layout.partitions and layout.growing_to is None:
         raise WrongPartitionCount(layout.topic, actual, layout.partitions)
+
+
+async def check_layout(store: Store, layout: Layout) -> None:
+    """Raise ReadAgain if keys of a topic that had never grown may have moved while their heads were listed."""
+    now = await store.settings.get(layout_key(layout.topic))
+    if now is not None and len(msgspec.json.decode(now, type=Layout).generations) > 1:
+        raise ReadAgain(layout.topic, "the topic grew")
 
 
 class SelectedReader(DataSourceReader):

@@ -108,6 +108,7 @@ def query(
     transaction hides at first, and `meta` and `pointers`, which come from the store, wait for replication. Raises
     BadArgument for a statement with a mistake, and for the token BadToken, TokenOfOtherTopic, TokenAhead, TimedOut.
     """
+    _check_text(statement)
     chosen = selection or Selection()
     words = words_of(statement)
     if at_least is not None:
@@ -128,6 +129,16 @@ def query(
         return spark.sql(statement)
     except Exception as error:
         raise _explained(statement, error, endpoints) from error
+
+
+def _check_text(statement: str) -> None:
+    """Raise BadArgument for a statement that holds half of a surrogate pair, which stands for a byte of no text."""
+    try:
+        statement.encode()
+    except UnicodeEncodeError as error:
+        line = statement.count("\n", 0, error.start) + 1
+        rule = f"line {line} has bytes that are no text; write it in UTF-8"
+        raise BadArgument("the statement", statement, rule) from error
 
 
 def words_of(statement: str) -> set[str]:

@@ -36,7 +36,7 @@ _KEY_TYPES: dict[type, str] = {
     bool: "boolean",
     uuid.UUID: "string",
     date: "date",
-    datetime: "timestamp",
+    datetime: "timestamp_ltz",
 }
 
 

@@ -23,19 +23,21 @@ from headrace.pipeline.spark.process import (
     side_by_side,
     store_of,
 )
-from headrace.pipeline.tables.parts import JournalPart, SelectedReader
+from headrace.pipeline.tables.parts import JournalPart, SelectedReader, check_layout
 from headrace.pipeline.tables.scans import Counts, Predicates
-from headrace.store import JournalMeta, Store, StoreReader
+from headrace.store import JournalMeta, Store
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["META_SCHEMA", "POINTER_SCHEMA", "HeadraceMetaSource", "HeadracePointerSource"]
+__all__ = ["META_SCHEMA", "POINTER_SCHEMA", "HeadraceMetaSource", "HeadracePointerSource", "heads_of_part"]
 
+# In a session with spark.sql.timestampType=TIMESTAMP_NTZ, `timestamp` would be a type without a zone.
 META_SCHEMA = (
     "topic string, key string, seq_nr bigint, delete_to bigint, is_purged boolean, held_from bigint, partition int, "
-    "offset bigint, generation int, segment_size int, created timestamp, updated timestamp, expire_after string, "
-    "expire_on timestamp, record_id string, origin string, properties map<string,string>, metadata string"
+    "offset bigint, generation int, segment_size int, created timestamp_ltz, updated timestamp_ltz, "
+    "expire_after string, expire_on timestamp_ltz, record_id string, origin string, properties map<string,string>, "
+    "metadata string"
 )
 _HEAD_COLUMNS = pa.schema(
     [
@@ -87,8 +89,8 @@ class _HeadReader(SelectedReader):
         counts = Counts(partition.layout.topic, partition.partition)
 
         async def batches() -> AsyncIterator[pa.RecordBatch]:
-            reader = (await store_of(self._endpoints)).reader
-            async for page in _metas(reader, partition, self._predicates):
+            store = await store_of(self._endpoints)
+            async for page in heads_of_part(store, partition, self._predicates):
                 counts.metas += len(page)
                 yield batch_of_rows([_values(meta) for meta in page], _HEAD_COLUMNS)
 
@@ -98,10 +100,11 @@ class _HeadReader(SelectedReader):
             counts.write(self._counts)
 
 
-async def _metas(
-    reader: StoreReader, part: JournalPart, predicates: Predicates
+async def heads_of_part(
+    store: Store, part: JournalPart, predicates: Predicates
 ) -> AsyncIterator[Sequence[JournalMeta]]:
-    layout, home = part.layout, part.partition
+    """Yield the heads of the journals of one part. Raises ReadAgain if the topic grew, so that some have moved."""
+    reader, layout, home = store.reader, part.layout, part.partition
     if predicates.keys is not None:
         asked = [key for key in sorted(predicates.keys) if layout.route(key).partition == home]
         found = [await reader.meta(layout.topic, key) for key in asked]
@@ -109,6 +112,7 @@ async def _metas(
     elif len(layout.generations) == 1:
         async for page in reader.metas(layout.topic, partition=home, page_size=_PAGE):
             yield page
+        await check_layout(store, layout)
     else:
         async for page in reader.metas(layout.topic, page_size=_PAGE):
             yield [meta for meta in page if layout.route(meta.id).partition == home]
@@ -138,8 +142,8 @@ def _values(meta: JournalMeta) -> tuple[Any, ...]:
 
 
 POINTER_SCHEMA = (
-    "topic string, partition int, generation int, offset bigint, log_time timestamp, created timestamp, "
-    "updated timestamp, log_start bigint, log_end bigint, lag bigint"
+    "topic string, partition int, generation int, offset bigint, log_time timestamp_ltz, created timestamp_ltz, "
+    "updated timestamp_ltz, log_start bigint, log_end bigint, lag bigint"
 )
 _OFFSET_COLUMNS = pa.schema(
     [
