@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.suites.journal_faults import UncertainLog, WatchedLog
 from tests.suites.journal_setting import JournalSetting, actions_of, numbers, read, replicate
 
-from headrace.errors import AppendIdReused, OperationFailed, TimedOut, VoidAppend, WrongSeqNr
+from headrace.errors import (
+    AppendIdReused,
+    HeadraceError,
+    OperationFailed,
+    TimedOut,
+    UnreadableRecord,
+    VoidAppend,
+    WrongSeqNr,
+)
 from headrace.journal import Journal
 from headrace.log import Log
-from headrace.model import Event, TopicPartition
+from headrace.model import Batch, Event, TopicPartition
 from headrace.protocol.actions import Append
 from headrace.store import Store
+from headrace.testing.conformance.log_on_top import LogOnTop, ReadCall
 
 __all__ = ["AppendIds"]
 
@@ -171,6 +181,23 @@ class AppendIds(JournalSetting):
         assert [(event.seq_nr, event.payload) for event in found] == [(1, "first"), (2, "third")]
         assert landed.offset == found[1].offset
 
+    @pytest.mark.parametrize("family", ["unavailable", "refused"])
+    async def test_an_append_that_can_not_be_checked_has_an_unknown_outcome(
+        self, log: Log, store: Store, topic: str, family: str
+    ) -> None:
+        """Whatever keeps the log from being read again: the record is in it, and a repetition finds that out."""
+        reading = FailingReads(log)
+        journal = Journal(reading, store, topic, cache=None)
+        await journal.append("k", [Event(1)])
+        unreadable = UnreadableRecord(topic, 0, 0, "headers")
+        reading.error = unreadable if family == "refused" else TimedOut("reading", 1.0)
+        with pytest.raises(OperationFailed) as unknown:
+            await journal.append("k", [Event(2)], expected=1, append_id="x")
+        assert not unknown.value.outcome_known
+        reading.error = None
+        landed = await journal.append("k", [Event(2)], expected=1, append_id="x")
+        assert [event.offset for event in await read(journal, "k")][1:] == [landed.offset]
+
     async def test_a_retry_whose_past_has_left_the_log_says_that_nobody_knows(
         self, log: Log, store: Store, topic: str
     ) -> None:
@@ -189,3 +216,15 @@ class AppendIds(JournalSetting):
         for _ in range(2):
             assert await numbers(journal, "k") == [1]
             await replicate(log, store, topic)
+
+
+class FailingReads(LogOnTop):
+    """Its reads raise `error`, if there is one."""
+
+    error: HeadraceError | None = None
+
+    async def batches(self, reading: ReadCall) -> AsyncIterator[Batch]:
+        if self.error is not None:
+            raise self.error
+        async for batch in super().batches(reading):
+            yield batch

@@ -16,7 +16,6 @@ from headrace.errors import (
     BadArgument,
     HeadraceError,
     JournalHeld,
-    OffsetOutOfRange,
     OperationFailed,
     ReadAgain,
     RecordsLost,
@@ -391,7 +390,9 @@ class JournalWriter:
         crash_point("append.written")
         try:
             landed = await self._outcome(attempt, position, expected, append.digest)
-        except (Unavailable, RecordsLost, OffsetOutOfRange, JournalHeld) as error:
+        except (WrongSeqNr, VoidAppend, AppendIdReused):
+            raise
+        except HeadraceError as error:
             # The record is in the log, so the error must not mean "nothing was done". Behind a hold it may count later.
             what = f"checking the append to {attempt.id!r}"
             raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
@@ -410,7 +411,7 @@ class JournalWriter:
     async def _is_stray(self, id_: str, routed: Routed, position: Position, before: int) -> bool:
         try:
             return await self._topology.is_stray(id_, routed, position.offset, before=before)
-        except Unavailable as error:  # the record is in the log, so the error must not mean "nothing was done"
+        except HeadraceError as error:  # the record is in the log, so the error must not mean "nothing was done"
             raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
 
     async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
