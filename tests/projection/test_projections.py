@@ -277,10 +277,12 @@ def test_slots_are_shared_by_all_workers() -> None:
     assert slot_of("accounts", "acc-1", 32) == slot_of("accounts", "acc-1", 32) == 26
 
 
-@pytest.mark.parametrize(("worker", "workers"), [(2, 2), (-1, 2), (0, 33)])
-def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("worker", "workers", "named"), [(2, 2, "worker"), (-1, 2, "worker"), (0, 33, "workers"), (0, 0, "workers")]
+)
+def test_impossible_workers_are_refused(worker: int, workers: int, named: str) -> None:
     """The error names the argument."""
-    with pytest.raises(BadArgument, match="worker"):
+    with pytest.raises(BadArgument, match=f"^{named} is"):
         owned(worker, workers, 32)
 
 
