@@ -60,6 +60,8 @@ class TestInProcess:
         async with hr.projection(projection) as looked_at:
             with pytest.raises(TimedOut, match="waiting for projection 'seen'"):
                 await looked_at.caught_up(timeout_s=0.1)
+            with pytest.raises(BadArgument, match="timeout_s is nan"):
+                await looked_at.caught_up(timeout_s=float("nan"))
         assert len(seen) == 3
 
     async def test_a_token_is_waited_for(self, hr: Headrace) -> None:

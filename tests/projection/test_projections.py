@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from tests.suites.projections import ProjectionConformance
 from tests.suites.tags_setting import Scene, TagSetting
@@ -82,6 +83,46 @@ class TestOnMariadb(Embedded, ProjectionConformance):
     def database(self, mariadb: RunningService) -> str:
         """Return a database of its own."""
         return mariadb_database(mariadb)
+
+
+@pytest.mark.servers
+@pytest.mark.asyncio(loop_scope="module")
+class TestBehindLocks(Embedded, TagSetting):
+    """Rows that an application's transaction holds for longer than a statement waits for them."""
+
+    @pytest.mark.parametrize("server", ["postgres", "mariadb"])
+    async def test_a_lock_that_is_held_is_no_fault_of_the_event(
+        self, scene: Scene, server: str, request: pytest.FixtureRequest
+    ) -> None:
+        """The batch is done again when the lock is gone, and its event is not set aside."""
+        running: RunningService = request.getfixturevalue(server)
+        url = postgres_database(running) if server == "postgres" else mariadb_database(running)
+        patience = {"postgres": {"options": "-c lock_timeout=50"},
+                    "mariadb": {"init_command": "SET innodb_lock_wait_timeout = 1"}}  # fmt: skip
+        engine, application = create_engine(url, connect_args=patience[server]), create_engine(url)
+        with application.begin() as connection:
+            connection.execute(text("CREATE TABLE totals (n INTEGER)"))
+            connection.execute(text("INSERT INTO totals VALUES (0)"))
+        holding = application.connect()
+        holding.execute(text("UPDATE totals SET n = n + 100"))
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            try:
+                connection.execute(text("UPDATE totals SET n = n + 1"))
+            except OperationalError:
+                holding.commit()
+                raise
+
+        await scene.append("a", range(1, 4))
+        projection = Projection("totals", scene.tag, handle, database=engine, recovery=Recovery("dead-letter"))
+        target = open_target(projection, scene.store.settings)
+        await ProjectionRunner(projection, scene.queries, target).catch_up()
+        assert await target.letters.all() == []
+        with application.connect() as connection:
+            assert connection.execute(text("SELECT n FROM totals")).scalar() == 103
+        holding.close()
+        engine.dispose()
+        application.dispose()
 
 
 @pytest.mark.servers
@@ -236,10 +277,12 @@ def test_slots_are_shared_by_all_workers() -> None:
     assert slot_of("accounts", "acc-1", 32) == slot_of("accounts", "acc-1", 32) == 26
 
 
-@pytest.mark.parametrize(("worker", "workers"), [(2, 2), (-1, 2), (0, 33)])
-def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("worker", "workers", "named"), [(2, 2, "worker"), (-1, 2, "worker"), (0, 33, "workers"), (0, 0, "workers")]
+)
+def test_impossible_workers_are_refused(worker: int, workers: int, named: str) -> None:
     """The error names the argument."""
-    with pytest.raises(BadArgument, match="worker"):
+    with pytest.raises(BadArgument, match=f"^{named} is"):
         owned(worker, workers, 32)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pymysql
 import pytest
-from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from tests.projection.test_projections import Embedded
@@ -632,16 +632,27 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert "purge the letter" in str(done.failed[0])
         assert [letter.id for letter in await target.letters.all()] == ["a"]
 
-    @pytest.mark.parametrize("reason", [DeadlockDetected(), SerializationFailure(), pymysql.OperationalError(1213, "")])
-    async def test_a_deadlock_is_no_fault_of_the_event(self, scene: Scene, tmp_path: Path, reason: Exception) -> None:
-        """What the database gave up because of another transaction is done again, and never set aside."""
+    @pytest.mark.parametrize("is_wrapped", [False, True])
+    @pytest.mark.parametrize(
+        "reason",
+        [DeadlockDetected(), SerializationFailure(), LockNotAvailable(), pymysql.OperationalError(1213, ""),
+         pymysql.OperationalError(1205, ""), pymysql.OperationalError(1020, "")],
+    )  # fmt: skip
+    async def test_a_deadlock_is_no_fault_of_the_event(
+        self, scene: Scene, tmp_path: Path, reason: Exception, *, is_wrapped: bool
+    ) -> None:
+        """What the database gave up because of another transaction is done again, and never set aside; also if the
+        handler raises an error of its own from it."""
         await scene.append("a", range(1, 5))
         victims = [OperationalError("UPDATE", {}, reason)] * 3
         seen: list[int] = []
 
         def handle(connection: Connection, event: TaggedEvent) -> None:
             if event.seq_nr == 3 and victims:
-                raise victims.pop()
+                victim = victims.pop()
+                if is_wrapped:
+                    raise ValueError("it did not work") from victim
+                raise victim
             seen.append(event.seq_nr)
 
         database = f"sqlite:///{tmp_path / 'projection.db'}"

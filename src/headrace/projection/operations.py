@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -144,6 +145,8 @@ async def _wait(
     timeout_s: float,
 ) -> None:
     """Wait until the events are handled that exist now and are wanted."""
+    if math.isnan(timeout_s):  # no time is after it: the wait would never end
+        raise BadArgument("timeout_s", timeout_s, "it must be a number of seconds")
     try:
         async with asyncio.timeout(timeout_s):
             offsets = await _load(target)

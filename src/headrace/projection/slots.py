@@ -37,6 +37,8 @@ def slot_of(topic: str, id_: str, slots: int) -> int:
 
 def owned(worker: int, workers: int, slots: int) -> list[int]:
     """Return the slots of one of several workers, counted from 0."""
+    if workers < 1:
+        raise BadArgument("workers", workers, "it must be a whole number, at least 1")
     if not 0 <= worker < workers:
         raise BadArgument("worker", worker, f"of {workers} workers the numbers are 0 to {workers - 1}")
     if workers > slots:

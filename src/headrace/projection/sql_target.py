@@ -30,9 +30,10 @@ __all__ = ["OFFSETS", "SqlDeadLetters", "SqlTarget"]
 
 T = TypeVar("T")
 
-# Deadlocks and serialization failures, as PostgreSQL, MariaDB and MySQL report them.
-_MET_STATES = frozenset({"40001", "40P01"})
-_MET_CODES = frozenset({1213})
+# Deadlocks, serialization failures and locks that were waited for too long, as PostgreSQL, MariaDB and MySQL report
+# them. MariaDB reports 1020 if another transaction has changed a row since this one began (11.6, by default).
+_MET_STATES = frozenset({"40001", "40P01", "55P03"})
+_MET_CODES = frozenset({1213, 1205, 1020})
 _ATTEMPTS = 8
 _MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
 
@@ -218,9 +219,10 @@ class SqlTarget:
                 await self._run(transaction)
                 return
             except EventFailed as failed:
-                error = failed.error
-                if not isinstance(error, DBAPIError) or not (error.connection_invalidated or is_conflict(error)):
+                cause = _database_error(failed.error)
+                if cause is None or not (cause.connection_invalidated or is_conflict(cause)):
                     raise
+                error = cause
                 failure = self._failed(error, outcome_known=True)  # the event is not the cause
             except DBAPIError as failed:
                 error, failure = failed, self._failed(failed, outcome_known=not failed.connection_invalidated)
@@ -311,10 +313,19 @@ class SqlDeadLetters:
 def is_conflict(error: DBAPIError) -> bool:
     """Return True if the database rolled back a transaction because of another one: a retry may succeed."""
     state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    if state is not None:
-        return state in _MET_STATES
     code = next(iter(getattr(error.orig, "args", ())), None)
-    return isinstance(code, int) and code in _MET_CODES
+    return state in _MET_STATES or (isinstance(code, int) and code in _MET_CODES)
+
+
+def _database_error(error: BaseException | None) -> DBAPIError | None:
+    """Return the error of the database, also if the handler raised one of its own from it; None if there is none."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, DBAPIError):
+            return error
+        seen.add(id(error))  # "raise error from error" makes a circle
+        error = error.__cause__
+    return None
 
 
 class _Lost(Exception):
