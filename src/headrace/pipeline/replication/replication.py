@@ -184,8 +184,8 @@ class Replication:
             with self._reports.of(self._spark):
                 return self._run(once=once)
         except Exception as error:
-            if is_jvm_gone(error):
-                raise self._session_failed(_JVM_GONE) from error
+            if is_jvm_gone(error):  # or the watcher lost a connection of its own
+                self._check_session()
             raise
 
     def _run(self, *, once: bool) -> Summary:
