@@ -45,6 +45,7 @@ ON_SERVERS = {
 # (tests/secured). The last ones have their like on the embedded tier (test_jobs_meanwhile).
 ONLY_FULL = {
     "test_a_killed_driver_leaves_nothing_wrong",
+    "test_a_killed_jvm_is_told",
     "test_a_killed_driver_of_a_cluster_leaves_nothing_wrong",
     "test_a_cluster_does_the_same",
     "test_a_cluster_that_gives_up_is_told",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pyspark
 import pytest
 from py4j import clientserver, java_gateway
+from py4j.java_gateway import GatewayParameters, JavaGateway
 from pyspark.errors import PySparkException
 from tests.secured.job import QUICK_JAVA
 from typer.testing import CliRunner
@@ -111,6 +113,15 @@ def test_a_failure_of_spark_is_one_line(spark: SparkSession, tmp_path: Path, cap
     caplog.set_level("DEBUG", "headrace")
     with pytest.raises(PySparkException), spark_sessions.spark_for(endpoints, settings) as session:
         session.sql("select raise_error('it broke')").collect()
+
+
+def test_a_jvm_that_is_gone_is_one_line() -> None:
+    """FP5: a JVM that was killed, or ran out of memory, is named; py4j would show tracebacks of refused connections."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gone.getsockname()[1]))
+    message = r"^headrace on Spark failed: Spark's JVM is gone: it was killed, or .*; run it again; it may or may not"
+    with pytest.raises(OperationFailed, match=message), spark_sessions._in_one_line("headrace"):
+        gateway.jvm.System.currentTimeMillis()
 
 
 DAEMON = [sys.executable, "-m", "headrace.pipeline.spark.worker_daemon", "pyspark.worker"]

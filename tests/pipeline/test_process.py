@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.pipeline.tier import Tier, append_all
 
@@ -78,6 +79,21 @@ def test_a_killed_driver_leaves_nothing_wrong(tier: Tier, topic: str) -> None:
     until(lambda: len(tier.dump(topic)[0]) >= 5 or running.poll() is not None)
     running.kill()
     running.communicate()
+    tier.replicate(topic)
+    assert tier.dump(topic) == tier.expected(topic)
+
+
+def test_a_killed_jvm_is_told(tier: Tier, topic: str) -> None:
+    """FP5, E5: the JVM of the driver is killed: the job ends with one line that says what to do, and loses nothing."""
+    tier.with_journal(topic, lambda journal: append_all(journal, 20, 10))
+    running = start(tier, topic, HEADRACE__PIPELINE__MAX_RECORDS="16")
+    until(lambda: len(tier.dump(topic)[0]) >= 5 or running.poll() is not None)
+    (jvm,) = (each for each in psutil.Process(running.pid).children() if each.name() == "java")
+    jvm.kill()
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert f"error: worker 'replication of {topic}' failed: Spark's JVM is gone: it was killed" in err
+    assert "Traceback" not in err
     tier.replicate(topic)
     assert tier.dump(topic) == tier.expected(topic)
 

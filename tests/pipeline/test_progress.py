@@ -11,15 +11,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from headrace.config import PipelineSettings
 from headrace.errors import ReplicationStalled
-from headrace.model import TopicPartition
+from headrace.journal import Journal
+from headrace.model import Event, TopicPartition
 from headrace.pipeline import Endpoints, Replication, Selection
 from headrace.pipeline.logs.plan import Plan
 from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batch, write_outcomes
 from headrace.pipeline.replication.progress import ProgressReports
 from headrace.pipeline.replication.replication import Ended
+from headrace.pipeline.spark.process import log_of, run, store_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +116,13 @@ def test_a_run_with_an_end_goes_on_while_something_moves(waiting: Callable[..., 
     assert time.monotonic() - began_s > 0.9
 
 
+def test_a_run_with_an_end_ends_though_its_topic_was_made_again(waiting: Callable[..., Replication]) -> None:
+    """FP5: the new topic is shorter than the old one was when the run began, and the store has all of it."""
+    plans = iter([plan(4), plan(4)])
+    made_again = Plan({}, starts={AT: 3}, ends={AT: 3})
+    assert waiting(lambda: next(plans, made_again)).run(once=True).restarts == 1
+
+
 def test_a_micro_batch_may_take_longer_than_a_wait(waiting: Callable[..., Replication]) -> None:
     """FP5: a running micro-batch is given up only after ten times the wait, and not if the store moved meanwhile."""
     starts = [4]
@@ -142,3 +152,28 @@ def test_a_failed_batch_counts_what_it_wrote(tmp_path: Path) -> None:
     found = read_failed_batch(tmp_path)
     assert [each.written().records for each in found] == [20, 5, 0]
     assert read_failed_batch(tmp_path) == []
+
+
+def test_the_lag_is_known_while_no_batch_ends(spark: SparkSession, tmp_path: Path) -> None:
+    """K10: a job whose batches fail or stand still must show that its lag grows; what is gone does not lag forever."""
+    topic, endpoints = "waiting-topic", Endpoints.of(f"embedded:{tmp_path}")
+    job = Replication(spark, endpoints)
+
+    async def append(first: int, last: int) -> None:
+        journal = Journal(await log_of(endpoints), await store_of(endpoints), topic, cache=None, partitions=1)
+        for number in range(first, last + 1):
+            await journal.append("k", [Event(number)])
+
+    async def delete() -> None:
+        await (await log_of(endpoints)).admin.delete(topic)
+
+    def lag() -> float | None:
+        job._plan()
+        return REGISTRY.get_sample_value("headrace_pipeline_lag_records", {"topic": topic, "partition": "0"})
+
+    run(append(1, 3))
+    assert lag() == 3
+    run(append(4, 5))
+    assert lag() == 5
+    run(delete())
+    assert lag() is None

@@ -74,6 +74,21 @@ def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(endpoin
     assert "the log drops records of shared[0] that the store lacks in" in notices[1]
 
 
+def test_a_shared_topic_that_takes_any_time_is_told(endpoints: Endpoints) -> None:
+    """FN1: a record of another service with a time in microseconds lies beyond what the order by tag can hold."""
+
+    async def scene() -> list[str]:
+        log, store = await log_of(endpoints), await store_of(endpoints)
+        for topic, ahead_ms in (("bounded", 3_600_000), ("unbounded", (1 << 63) - 1)):
+            await log.admin.create(topic, partitions=1, config=TopicConfig(timestamp_ahead_ms=ahead_ms))
+            await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        return await remove_old(endpoints, ["bounded", "unbounded"], now_ms=now_ms())
+
+    (notice,) = run(scene())
+    assert "topic unbounded takes records of any time in the future" in notice
+    assert "bound message.timestamp.after.max.ms" in notice
+
+
 def test_a_retention_beyond_what_the_store_remembers_is_refused(endpoints: Endpoints) -> None:
     """FN1: deletions and purge markers must outlive what the log holds; the message names the setting."""
 

@@ -75,11 +75,19 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
                 raise KeyboardInterrupt  # what starts Spark has swallowed it
             if is_own and not _is_verbose():
                 spark.sparkContext.setLogLevel("OFF")  # the errors that commands print say what failed
+                _hide_hang_ups(spark)
             yield spark
         finally:
             if is_own:
                 close_all()
                 end_session(spark)
+
+
+def _hide_hang_ups(spark: SparkSession) -> None:
+    """Let pyspark's server of accumulators print no traceback when the JVM is killed and its connection breaks."""
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
 
 
 @contextmanager
@@ -144,7 +152,7 @@ def _in_one_line(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (Py4JError, PySparkException) as error:
+    except (Py4JError, PySparkException, ConnectionError) as error:
         if _is_verbose():
             raise
         raise query_error(error, f"{name} on Spark", outcome_known=False) from error

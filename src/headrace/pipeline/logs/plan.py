@@ -65,9 +65,14 @@ class Plan:
     ends: Mapping[TopicPartition, int]
 
     @property
+    def lags(self) -> dict[TopicPartition, int]:
+        """The number of offsets that are not replicated yet, by partition."""
+        return {at: self.ends[at] - start for at, start in self.starts.items()}
+
+    @property
     def lag(self) -> int:
         """The number of offsets that are not replicated yet."""
-        return sum(self.ends[at] - start for at, start in self.starts.items())
+        return sum(self.lags.values())
 
     def shape(self) -> dict[str, tuple[int, int, bool]]:
         """Return what a running query depends on. If it changes, a new query is needed."""

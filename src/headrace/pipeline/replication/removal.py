@@ -20,6 +20,7 @@ from headrace.journal import (
     why_records_expire,
 )
 from headrace.log import Log
+from headrace.model import Topic
 from headrace.observe import counter, gauge
 from headrace.pipeline.logs.plan import Plan
 from headrace.pipeline.spark.endpoints import Endpoints
@@ -38,6 +39,7 @@ TIME_LEFT = gauge(
     ["topic", "partition"],
 )
 _WARN_BELOW = 0.25
+_AHEAD_MS = 365 * 24 * 60 * 60 * 1000
 
 
 async def check_plan(endpoints: Endpoints, plan: Plan, *, now_ms: int) -> None:
@@ -82,7 +84,8 @@ async def _trim_tags(endpoints: Endpoints, now_ms: int) -> list[str]:
 async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
     terms = await read_terms(store.settings, topic)
     if terms.is_shared:
-        return await _count_time_left(log, store, topic, now_ms)
+        described = await log.admin.describe(topic)
+        return [*await _count_time_left(log, store, described, now_ms), *_times_notices(described)]
     layout = await Topology(log, store.settings, topic).layout()
     removed = await remove_replicated(log, store, layout, retention_ms=terms.retention_ms, now_ms=now_ms)
     REMOVED.labels(topic).inc(removed)
@@ -92,8 +95,15 @@ async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
     return [f"topic {topic} is not safe: {reason}, replicated or not; headrace topic configure {topic} --journal"]
 
 
-async def _count_time_left(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
-    described = await log.admin.describe(topic)
+def _times_notices(described: Topic) -> list[str]:
+    """Return a notice if the log takes records of any time: the order by tag can't hold one that is too late."""
+    if described.config.timestamp_ahead_ms <= _AHEAD_MS:
+        return []
+    rule = "one in microseconds or nanoseconds stops replication of its partition; bound message.timestamp.after.max.ms"
+    return [f"topic {described.name} takes records of any time in the future: {rule}"]
+
+
+async def _count_time_left(log: Log, store: Store, described: Topic, now_ms: int) -> list[str]:
     notices = []
     for at, left_s in await time_left(log, store, described, now_ms=now_ms):
         TIME_LEFT.labels(at.topic, str(at.partition)).set(left_s)

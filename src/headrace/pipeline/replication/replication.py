@@ -31,16 +31,18 @@ from headrace.pipeline.replication.outcomes import TaskOutcome, read_failed_batc
 from headrace.pipeline.replication.progress import ProgressReports, ends_of, finish_batch
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
+    LAST_BATCH,
     RESTARTS,
     RUNNING,
     ReplicationWatcher,
     SilentWatcher,
     count,
+    count_lag,
     count_outcomes,
 )
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
-from headrace.pipeline.spark.session import refuse_connect, refuse_speculation, register
+from headrace.pipeline.spark.session import is_jvm_gone, refuse_connect, refuse_speculation, register
 from headrace.runtime import Backoff
 from headrace.store import ReplicatedOffset
 
@@ -83,6 +85,8 @@ _CHECK_EVERY_S = 1.0
 _END_TOLD_S = 5.0
 _BATCH_PATIENCE = 10  # a large micro-batch moves the stored offsets late
 _RUNNING_BATCH = "the running micro-batch has not ended"
+_SESSION_ENDED = "Spark ended its session: executors died too often, or the cluster's master is gone"
+_JVM_GONE = "Spark's JVM is gone: it was killed, or it ran out of memory (pipeline.driver_memory)"
 _RETRY = Backoff(first_s=0.2, factor=2.0, limit_s=10.0, jitter=0.2)
 
 
@@ -157,6 +161,7 @@ class Replication:
         self._give_up_s: float | None = None
         self._moved = _Movement()
         self._reached: dict[TopicPartition, int] = {}
+        self._planned: set[TopicPartition] = set()
         self._summary = Summary()
         self._remove_at_s = 0.0
 
@@ -170,12 +175,18 @@ class Replication:
 
         Raises errors that an operator must act on: RecordsLost, WrongPartitionCount, …. Passing failures are waited
         out; with `once` for at most `once_timeout_s`, then ReplicationStalled or the failure itself is raised. Raises
-        WorkerFailed if Spark ended the session.
+        WorkerFailed if Spark ended the session, or its JVM is gone.
         """
         self._give_up_s = self._settings.once_timeout_s if once else None
         self._check_session()
-        with self._reports.of(self._spark):
-            return self._run(once=once)
+        LAST_BATCH.set_to_current_time()
+        try:
+            with self._reports.of(self._spark):
+                return self._run(once=once)
+        except Exception as error:
+            if is_jvm_gone(error):  # or the watcher lost a connection of its own
+                self._check_session()
+            raise
 
     def _run(self, *, once: bool) -> Summary:
         target = self._plan() if once else None
@@ -217,7 +228,7 @@ class Replication:
         attempt, began_s = 0, time.monotonic()
         while not self._stop.is_set():
             try:
-                return run(look())
+                plan = run(look())
             except Unavailable as error:
                 if self._give_up_s is not None and time.monotonic() - began_s > self._give_up_s:
                     raise
@@ -225,7 +236,15 @@ class Replication:
                 delay_s = _RETRY.delay_s(attempt)
                 self._notify(f"waiting: {error}")
                 self._pause(delay_s)
+            else:
+                self._count_lag(plan)
+                return plan
         return None
+
+    def _count_lag(self, plan: Plan) -> None:
+        """Count what waits. It is looked at while no batch ends, too: then an operator must know that it grows."""
+        count_lag(plan.lags, gone=self._planned - plan.lags.keys())
+        self._planned = set(plan.lags)
 
     def _query(self, plan: Plan, *, once: bool) -> tuple[Ended, str]:
         with tempfile.TemporaryDirectory(prefix="headrace-pipeline-") as folder:
@@ -388,11 +407,18 @@ class Replication:
     def _check_session(self) -> None:
         """Raise WorkerFailed if Spark has ended the session. Only the caller can start another one."""
         context = self._spark.sparkContext._jsc  # noqa: SLF001 - there is no public way to ask
-        if context is None or context.sc().isStopped():
-            reason = "Spark ended its session: executors died too often, or the cluster's master is gone"
-            raise WorkerFailed(
-                f"replication of {self._selection}", f"{reason}; run it again, it continues from the stored offsets"
-            )
+        try:
+            is_over = context is None or context.sc().isStopped()
+        except Exception as error:
+            if is_jvm_gone(error):
+                raise self._session_failed(_JVM_GONE) from error
+            raise
+        if is_over:
+            raise self._session_failed(_SESSION_ENDED)
+
+    def _session_failed(self, reason: str) -> WorkerFailed:
+        again = "run it again, it continues from the stored offsets"
+        return WorkerFailed(f"replication of {self._selection}", f"{reason}; {again}")
 
     def _notify(self, text: str) -> None:
         _logger.warning("replication", event_text=text)
@@ -407,7 +433,8 @@ def _now_ms() -> int:
 
 
 def _is_reached(plan: Plan, target: Plan) -> bool:
-    return all(plan.starts.get(at, end) >= end for at, end in target.ends.items())
+    """Return True if the store has what the log held; of a topic that was made again since, if it has all of that."""
+    return all(plan.starts.get(at, end) >= min(end, plan.ends.get(at, end)) for at, end in target.ends.items())
 
 
 def _reason(text: str, outcomes: Sequence[TaskOutcome]) -> tuple[Ended, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ __all__ = [
     "ReplicationWatcher",
     "SilentWatcher",
     "count",
+    "count_lag",
     "count_outcomes",
 ]
 
@@ -28,7 +30,12 @@ ROWS = counter("pipeline", "rows", "Rows that were written.", ["topic"])
 VOID = counter("pipeline", "void_actions", "Actions that changed nothing.", ["topic"])
 HELD = counter("pipeline", "quarantined", "Keys that were quarantined.", ["topic"])
 BATCH = histogram("pipeline", "batch", "Time of a micro-batch.", [])
-LAST_BATCH = gauge("pipeline", "last_batch", "timestamp_seconds", "When a micro-batch ended last, in Unix time.")
+LAST_BATCH = gauge(
+    "pipeline",
+    "last_batch",
+    "timestamp_seconds",
+    "When a micro-batch ended last, in Unix time; before the first one, when the job began.",
+)
 RUNNING = gauge("pipeline", "running", "queries", "Queries of Spark that replicate now.")
 RESTARTS = counter("pipeline", "restarts", "Queries that were started again, by reason.", ["reason"])
 
@@ -75,9 +82,17 @@ def count(report: BatchReport) -> None:
     """Add a batch to the metrics."""
     BATCH.observe(report.took_s)
     LAST_BATCH.set_to_current_time()
-    for at, lag in report.lag.items():
-        LAG.labels(at.topic, str(at.partition)).set(lag)
+    count_lag(report.lag)
     count_outcomes(report.outcomes)
+
+
+def count_lag(lags: Mapping[TopicPartition, int], *, gone: Iterable[TopicPartition] = ()) -> None:
+    """Set the lag of partitions, and forget that of those that are gone."""
+    for at, lag in lags.items():
+        LAG.labels(at.topic, str(at.partition)).set(lag)
+    for at in gone:
+        with suppress(KeyError):  # another job of this process has forgotten it
+            LAG.remove(at.topic, str(at.partition))
 
 
 def count_outcomes(outcomes: Sequence[TaskOutcome]) -> None:

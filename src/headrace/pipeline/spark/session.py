@@ -40,6 +40,7 @@ __all__ = [
     "compiled_home",
     "end_session",
     "is_connect",
+    "is_jvm_gone",
     "is_submitted",
     "provide_avro",
     "provide_interpreter",
@@ -255,15 +256,43 @@ def spark_session(
 
 def end_session(spark: SparkSession) -> None:
     """Stop a session and the JVM that `spark_session` started for it. Another session can be started afterwards."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
-    spark.stop()
+    try:
+        spark.stop()
+    except (Py4JError, ConnectionError) as error:
+        if not is_jvm_gone(error):
+            raise
+        SparkContext._active_spark_context = SparkSession._instantiatedSession = None  # noqa: SLF001 - as a stop does
     if not _started:
         return
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
     if gateway is not None:
         gateway.shutdown()
     _kill_started()
+
+
+def is_jvm_gone(error: BaseException) -> bool:
+    """Return True if an error comes from a JVM that was killed, or ran out of memory.
+
+    A call that was on its way then fails with an error that names the method only, and later ones are refused.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return True
+    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError) and any(map(_has_ended, _started))
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return True if a process has ended; its connections may break a moment before."""
+    try:
+        process.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 @contextmanager

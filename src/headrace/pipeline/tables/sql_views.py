@@ -13,7 +13,7 @@ from headrace.model import ConsistencyToken
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
-from headrace.pipeline.spark.session import is_connect, provide_avro
+from headrace.pipeline.spark.session import is_connect, is_jvm_gone, provide_avro
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
 from headrace.pipeline.tables.state_frames import state_frame
 from headrace.pipeline.topics.avro_read import decoded, reading_of_topic
@@ -165,6 +165,9 @@ def table_names(endpoints: Endpoints) -> list[str]:
 
 def query_error(error: Exception, what: str = "running the statement", *, outcome_known: bool = True) -> HeadraceError:
     """Return the error of a running query, or of other work of Spark, with a message of one line, from Spark's text."""
+    if is_jvm_gone(error):
+        reason = "Spark's JVM is gone: it was killed, or it ran out of memory (pipeline.driver_memory)"
+        return OperationFailed(what, f"{reason}; run it again", outcome_known=outcome_known)
     text = str(error)
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
