@@ -50,6 +50,15 @@ def sums_of(keyspace: str) -> type[Keyspace]:
     return Sums
 
 
+def pairs_of(keyspace: str) -> type[Keyspace]:
+    """Declare counters by two parts."""
+
+    class Pairs(Keyspace, name=keyspace, partitions=2, store="memory"):
+        counts: State[tuple[str, int], int] = state()
+
+    return Pairs
+
+
 Sums = sums_of("sums")
 
 
@@ -104,6 +113,39 @@ async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(place: Pla
         await asyncio.gather(*adding)
         assert {name: await sums.get("counts", name) for name in done} == done
         assert await sums.count("counts") == len(done)
+
+
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+async def test_what_is_read_page_by_page_is_whole_or_an_error(place: Place) -> None:
+    """C17: the partitions after a resize have other keys; those that were read before it say nothing about them."""
+    kind = sums_of("paged")
+    async with serving(place, "a", kind) as (hr, node, sums):
+        await asyncio.gather(*(sums.put("counts", f"k{n}", n) for n in range(600)))
+
+        async def read_over_a_resize() -> None:
+            reading = sums.items("counts")
+            await anext(reading)
+            await resize_keyspace(hr.log, hr.settings, kind, 3)
+            await node.online("paged")
+            async for _ in reading:
+                pass
+
+        with pytest.raises(OperationFailed, match="its keyspace was resized; begin again"):
+            await read_over_a_resize()
+        assert sorted([key async for key, _ in sums.items("counts")]) == sorted(f"k{n}" for n in range(600))
+
+
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+async def test_reads_of_partitions_wait_until_the_new_ones_are_served(place: Place) -> None:
+    """C17: also after the layout has changed, and before the cluster knows who serves it."""
+    kind = pairs_of("pairs")
+    async with serving(place, "a", kind), serving(place, "b", calls=kind) as (hr, node, pairs):
+        await node.online("pairs")
+        await pairs.put("counts", ("k", 1), 1)
+        await resize_keyspace(hr.log, hr.settings, kind, 3)
+        assert (await pairs.prefix("counts", "k")).items == [(("k", 1), 1)]
+        await resize_keyspace(hr.log, hr.settings, kind, 4)
+        assert (await anext(pairs.changes("counts", ("k", 1)))).value == 1
 
 
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)

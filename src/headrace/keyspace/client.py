@@ -11,6 +11,8 @@ import msgspec
 
 from headrace.errors import (
     BadArgument,
+    NotPartitionOwner,
+    OperationFailed,
     StateConflict,
 )
 from headrace.keyspace.calls import REPLIES
@@ -237,16 +239,29 @@ class KeyspaceClient:
         check_limit(limit)
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
-        partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
-        return await self._copies.page(opened, partition, start, end, after, limit)
+        routing = OrderedKeys(type(parts[0])).routing_bytes(parts[0])
+        while True:
+            group, partition = self._route.group, self._route.partition(routing)
+            try:
+                return await self._copies.page(opened, partition, start, end, after, limit, group=group)
+            except NotPartitionOwner:  # its keys lie elsewhere since the keyspace was resized
+                if group == self._route.group:
+                    raise
 
     async def items(self, state: str | StateDeclaration) -> AsyncIterator[tuple[Any, Any]]:
-        """Yield all pairs, partition by partition, each in the order of its keys."""
-        opened = await self._state(state)
+        """Yield all pairs, partition by partition, each in the order of its keys.
+
+        Raises OperationFailed if the keyspace is resized meanwhile: keys that are left may lie where it has been.
+        """
+        opened, group = await self._state(state), self._route.group
         for partition in range(self._route.partitions):
             after = None
             while True:
-                page = await self._copies.page(opened, partition, b"", None, after, _PAGE)
+                try:
+                    page = await self._copies.page(opened, partition, b"", None, after, _PAGE, group=group)
+                except NotPartitionOwner:
+                    what, reason = f"reading state {opened.spec.name!r}", "its keyspace was resized; begin again"
+                    raise OperationFailed(what, reason) from None
                 for item in page.items:
                     yield item
                 if page.next_after is None:

@@ -72,10 +72,20 @@ class KeyspaceRoute:
         return await self._sent(send, timeout_s)
 
     async def ask_partition(
-        self, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
+        self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
     ) -> bytes:
-        """Ask the owner of a partition. If the keyspace is resized meanwhile, NotPartitionOwner is raised."""
-        return await self._router().ask_partition(self.group, partition, payload, is_read=is_read, timeout_s=timeout_s)
+        """Ask the owner of a partition of a group; it waits while the keyspace is paused.
+
+        Raises NotPartitionOwner if another group serves the keyspace by then, whose partitions have other keys.
+        """
+        loop, given_s = asyncio.get_running_loop(), self._router().time_for(timeout_s)
+        deadline_s = loop.time() + given_s
+        if not self._is_served():
+            await self._served(deadline_s, given_s)
+        if group != self.group:
+            raise NotPartitionOwner(group, partition, self._name, "")
+        left_s = max(deadline_s - loop.time(), 0.001)
+        return await self._router().ask_partition(group, partition, payload, is_read=is_read, timeout_s=left_s)
 
     async def ack(self, routing: bytes, payload: bytes, *, message_id: str) -> bytes:
         """Ask the owner of a key, in three attempts."""

@@ -105,9 +105,11 @@ class StateCopies:
         end: bytes | None,
         after: Any,  # noqa: ANN401
         limit: int,
+        *,
+        group: str,
     ) -> StatePage[Any, Any]:
-        """Return a page of a partition's keys, after a key."""
-        page, items = await self.raw_page(opened, partition, start, end, after, limit)
+        """Return a page of a partition's keys, after a key. Raises NotPartitionOwner if the group is not served."""
+        page, items = await self.raw_page(opened, partition, start, end, after, limit, group=group)
         return StatePage(items, items[-1][0] if page.has_more else None)
 
     async def raw_page(
@@ -118,13 +120,15 @@ class StateCopies:
         end: bytes | None,
         after: Any,  # noqa: ANN401
         limit: int,
+        *,
+        group: str,
     ) -> tuple[RawPage, list[tuple[Any, Any]]]:
         """Return a page as the copy gave it, and its pairs decoded."""
         check_limit(limit)
         if after is not None:
             start = max(start, opened.keys.encode(after) + b"\x00")
         asked = ReadPage(opened.spec.name, start, end, limit)
-        page = _pages.decode(await self._route.ask_partition(partition, encode(asked), is_read=True))
+        page = _pages.decode(await self._route.ask_partition(group, partition, encode(asked), is_read=True))
         return page, [(opened.keys.decode(key), await decoded(opened.values, data)) for key, data in page.items]
 
     async def follow(
@@ -201,7 +205,8 @@ class StateCopies:
             return tuple(range(self._route.partitions)) if routing is None else (self._route.partition(routing),)
 
         async def page(partition: int, last: Any) -> RangePage:  # noqa: ANN401
-            raw, items = await self.raw_page(opened, partition, wanted.start, wanted.end, last, _PAGE)
+            group = self._route.group
+            raw, items = await self.raw_page(opened, partition, wanted.start, wanted.end, last, _PAGE, group=group)
             return RangePage(items, items[-1][0] if raw.has_more else None, -1 if raw.offset is None else raw.offset)
 
         def changes(
@@ -214,12 +219,13 @@ class StateCopies:
         )
 
     async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
-        payload = encode(asked)
+        payload, group = encode(asked), self._route.group
         if self._local is not None:
-            answer = await self._local.answer(self._route.group, partition, payload)
+            answer = await self._local.answer(group, partition, payload)
             if answer is not None:
                 return _changes.decode(answer)
-        reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
+        timeout_s = asked.wait_s + 10.0
+        reply = await self._route.ask_partition(group, partition, payload, is_read=True, timeout_s=timeout_s)
         return _changes.decode(reply)
 
 
