@@ -416,7 +416,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection, with its place, to the WebSocket's protocol; that one has limits on headers of its own.
 
-        It would leave a request beyond those without an answer. One that comes before the answers to all others ends the
+        It would leave a request beyond those without an answer. One that comes before all others are answered ends the
         connection: answers and frames would be mixed, and whoever answers would not be told when the client leaves.
         """
         self._stop_head_timer()
