@@ -121,8 +121,13 @@ async function events(text, size) {
 const lines = [": alive", "", "id: 7", "event: x", "data: {", "data: ü}", "", "data:a", "", "id: 8", "data: cut"];
 const expected = [{ id: "7", event: "x", data: "{\nü}" }, { id: undefined, event: "message", data: "a" }];
 for (const end of ["\n", "\r\n", "\r"]) {
-  for (const size of [1, 2, 3, 1000]) assert.deepEqual(await events(lines.join(end), size), expected);
+  for (const size of [1, 2, 3, 5, 6, 7, 11, 1000]) assert.deepEqual(await events(lines.join(end), size), expected);
 }
+// A large event takes a time that grows with its size, not with its square: this one took more than 5 s.
+const largeEvent = `data: ${"x".repeat(4_000_000)}\n\n`;
+const began = performance.now();
+assert.equal((await events(largeEvent, 4096))[0].data.length, 4_000_000);
+assert.ok(performance.now() - began < 5000, `a large event took ${performance.now() - began} ms`);
 // Characters that end lines of text elsewhere end none here.
 assert.deepEqual(await events("id: 1\ndata: a\u2028b\u2029c\u0085d\n\n", 1000), [{ id: "1", event: "message", data: "a\u2028b\u2029c\u0085d" }]);
 // A stream on which nothing comes ends, to be opened again.

@@ -67,6 +67,8 @@ async def test_an_append_from_the_wrong_place_is_a_conflict(client: Client) -> N
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:headrace:problem:wrong-seq-nr")
     assert (await post(client, events=[{"seq_nr": 3}], expected=2)).status_code == 201
     assert (await client.get(f"{PATH}/pointer")).json() == {"pointer": 3}
+    for expected in (-1, 2**63 - 1):
+        assert (await post(client, events=[{}], expected=expected)).json()["name"] == "expected", "what was sent"
 
 
 WRONG_BODIES: list[Any] = [

@@ -242,6 +242,29 @@ async def test_a_stream_ends_with_its_connection_whatever_waits_behind_it(serve:
         assert await is_alive(gateway)
 
 
+async def test_a_websocket_is_not_opened_in_the_middle_of_an_answer(serve: Serve) -> None:
+    """G11: frames and a stream were mixed on one connection, and the stream went on when that was gone."""
+    upgrade = (
+        b"GET /socket HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-protocol: headrace.v1\r\n\r\n"
+    )
+    before = refused("malformed")
+    async with serve(heartbeat_s=0.05) as gateway:
+        async with asyncio.timeout(20), connected(gateway) as (reader, writer):
+            writer.write(LIVE)
+            begun = await reader.readuntil(b"\r\n\r\n")
+            writer.write(upgrade)
+            assert b"101 Switching" not in begun + await reader.read()
+        await eventually(no_streams)
+        async with asyncio.timeout(20), connected(gateway) as (reader, writer):
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await reader.readuntil(b'{"state":"up"}')
+            writer.write(upgrade)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 101 "), "behind an answer it is"
+    assert refused("malformed") == before + 1
+
+
 async def test_a_client_of_http_1_0_gets_no_chunks(serve: Serve, hr: Headrace) -> None:
     """RFC 9112, 6.1: it would take the lengths of chunks for lines of the body, whose end is the connection's."""
     await hr.journal("accounts").append("a", [Event(1, "x"), Event(2, "y")])

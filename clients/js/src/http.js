@@ -261,15 +261,24 @@ export async function* taggedEvents(http, tags, { after, backoff, signal, silenc
 
 const anyOf = (...signals) => AbortSignal.any(signals.filter(Boolean));
 
+const EVENT_END = /\r\n\r\n|\n\n|\r\r/;
+const LONGEST_END = 4; // characters
+
 /** Parses a stream of server-sent events into {id, event, data}; comments are left out. It ends if nothing comes for a time. */
 export async function* serverEvents(body, silenceMs) {
   const decoder = new TextDecoder();
   let buffer = "";
+  let pieces = []; // of an event whose end has not come: to look through all of it at each piece takes too long
   for await (const chunk of chunks(body, silenceMs)) {
-    buffer += decoder.decode(chunk, { stream: true });
+    const piece = decoder.decode(chunk, { stream: true });
+    const before = pieces.at(-1) ?? buffer;
+    pieces.push(piece);
+    if (piece.length > LONGEST_END && !EVENT_END.test(before.slice(-LONGEST_END) + piece)) continue;
+    buffer += pieces.join("");
+    pieces = [];
     // A carriage return at the end may be half of a line's end.
     const usable = buffer.endsWith("\r") ? buffer.slice(0, -1) : buffer;
-    const parts = usable.split(/\r\n\r\n|\n\n|\r\r/);
+    const parts = usable.split(EVENT_END);
     const rest = parts.pop();
     buffer = rest + buffer.slice(usable.length);
     for (const part of parts) {

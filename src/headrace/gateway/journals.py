@@ -387,6 +387,8 @@ def _numbered(form: AppendForm) -> Sequence[Event] | None:
     """Return the events with the caller's numbers; None if there are none. Raises BadArgument."""
     if not form.events:
         raise BadArgument("events", [], "an append holds at least one event")
+    if form.expected is not None and not 0 <= form.expected < MAX_SEQ_NR:
+        raise BadArgument("expected", form.expected, f"it is a seq_nr below {MAX_SEQ_NR}, or 0 if there is no journal")
     given = [event.seq_nr for event in form.events if event.seq_nr is not None]
     if not given:
         first = None if form.expected is None else form.expected + 1

@@ -416,9 +416,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection, with its place, to the WebSocket's protocol; that one has limits on headers of its own.
 
-        It would leave a request beyond those without an answer.
+        It would leave a request beyond those without an answer. One that comes before all others are answered ends the
+        connection: answers and frames would be mixed, and whoever answers would not be told when the client leaves.
         """
         self._stop_head_timer()
+        if any(not cycle.response_complete for cycle in self._unanswered):
+            self._is_refused = True
+            REFUSED.labels("malformed").inc()
+            self.transport.close()
+            return
         super().handle_websocket_upgrade()
         upgraded = self.transport.get_protocol()
         if not isinstance(upgraded, GuardedSocket):
