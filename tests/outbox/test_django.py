@@ -186,6 +186,23 @@ def test_outside_of_a_transaction_nothing_is_published(using: str, url: URL) -> 
     engine.dispose()
 
 
+def test_a_transaction_by_hand_is_one(using: str, url: URL) -> None:
+    """O1: with Django's autocommit switched off there is a transaction, but none that tells of its commit."""
+    orders = DjangoOutbox().producer("orders")
+    transaction.set_autocommit(False, using)
+    try:
+        orders.publish("undone", using=using)
+        transaction.rollback(using)
+        orders.publish("kept", using=using)
+        transaction.commit(using)
+    finally:
+        transaction.set_autocommit(True, using)
+
+    engine = engine_for(url)
+    assert [row["message"] for row in rows(engine)] == [b"kept"]
+    engine.dispose()
+
+
 def test_the_app_makes_the_tables_that_the_command_makes(using: str, url: URL) -> None:
     """And takes them away; where they are there already it changes nothing."""
     assert schema_version(url) == NEWEST

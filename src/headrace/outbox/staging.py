@@ -11,7 +11,7 @@ message, and publishing one raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, groupby
@@ -61,15 +61,38 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Staged:
-    """A session's messages."""
+    """A session's messages, and those of them that a savepoint of the connection may still take along."""
 
     messages: list[_Waiting] = field(default_factory=list)
+    in_savepoints: list[_Waiting] = field(default_factory=list)
     is_inserted: bool = False
+
+    def add(self, waiting: list[_Waiting], savepoint: NestedTransaction | None) -> None:
+        """Add messages that were published in the connection's savepoint."""
+        self.messages += waiting
+        if savepoint is not None:
+            self.in_savepoints += waiting
+
+    def drop(self, is_undone: Callable[[_Waiting], bool]) -> None:
+        """Drop those messages of which the claim is true."""
+        self.messages = [each for each in self.messages if not is_undone(each)]
+        self.in_savepoints = [each for each in self.in_savepoints if not is_undone(each)]
+
+    def clear(self) -> None:
+        """Drop all."""
+        self.messages.clear()
+        self.in_savepoints.clear()
+
+    def settle(self, savepoint: NestedTransaction | None) -> None:
+        """Put messages of savepoints that were released into this one; what is in none needs no look any more."""
+        for each in self.in_savepoints:
+            each.savepoint = savepoint if each.savepoint is _Where.AROUND else each.savepoint
+        self.in_savepoints = [each for each in self.in_savepoints if each.savepoint is not None]
 
     def take(self) -> list[tuple[str, EncodedMessage]]:
         """Return the messages with their prefixes; they wait no longer."""
         taken = [(each.prefix, each.message) for each in self.messages]
-        self.messages.clear()
+        self.clear()
         return taken
 
 
@@ -84,7 +107,7 @@ def stage(session: Session, messages: Sequence[EncodedMessage], table_prefix: st
     within = tuple(_and_around(session.get_nested_transaction() or session.get_transaction()))
     waiting = session.info.setdefault(_NAME, _Staged())
     savepoint = connection.get_nested_transaction()
-    waiting.messages.extend(_Waiting(within, savepoint, table_prefix, message) for message in messages)
+    waiting.add([_Waiting(within, savepoint, table_prefix, message) for message in messages], savepoint)
     _insert_before_commit_of(connection, session)
 
 
@@ -124,21 +147,21 @@ def _now_within(connection: Connection) -> tuple[NestedTransaction | None, list[
     """Return the connection's savepoint and what waits on it; messages of one that was released are in this one."""
     savepoint = connection.get_nested_transaction()
     found = [waiting for session in _sessions.get(connection, ()) if (waiting := _staged(session)) is not None]
-    for each in chain.from_iterable(waiting.messages for waiting in found):
-        each.savepoint = savepoint if each.savepoint is _Where.AROUND else each.savepoint
+    for waiting in found:
+        waiting.settle(savepoint)
     return savepoint, found
 
 
 def _released(connection: Connection) -> None:
     savepoint, found = _now_within(connection)
-    for each in chain.from_iterable(waiting.messages for waiting in found):
+    for each in chain.from_iterable(waiting.in_savepoints for waiting in found):
         each.savepoint = _Where.AROUND if each.savepoint is savepoint else each.savepoint
 
 
 def _rolled_back(connection: Connection) -> None:
     savepoint, found = _now_within(connection)
     for waiting in found:
-        waiting.messages = [each for each in waiting.messages if each.savepoint is not savepoint]
+        waiting.drop(lambda each: each.savepoint is savepoint)
 
 
 def _before_commit(session: Session) -> None:
@@ -193,7 +216,7 @@ def _after_rollback(session: Session, rolled_back: SessionTransaction) -> None:
     waiting = _staged(session)
     if waiting is None:
         return
-    waiting.messages = [each for each in waiting.messages if rolled_back not in each.within]
+    waiting.drop(lambda each: rolled_back in each.within)
     if rolled_back.parent is None:
         waiting.is_inserted = False
 
@@ -202,7 +225,7 @@ def _after_end(session: Session, ended: SessionTransaction) -> None:
     """Drop all when a session is closed without a commit, which is no rollback to its events."""
     waiting = _staged(session)
     if waiting is not None and ended.parent is None:
-        waiting.messages.clear()
+        waiting.clear()
 
 
 def _and_around(at: SessionTransaction | None) -> Iterator[SessionTransaction]:

@@ -77,8 +77,9 @@ class DjangoProducer:
         if not encoded or record(given, encoded):
             return
         self._insert(encoded, using)
-        # Not at a rollback, nor when the savepoint around is rolled back.
-        transaction.on_commit(partial(announce, database_url(using)), using=using, robust=True)
+        if connections[using].in_atomic_block:  # one that is committed by hand takes no hook; the relay polls
+            # Not at a rollback, nor when the savepoint around is rolled back.
+            transaction.on_commit(partial(announce, database_url(using)), using=using, robust=True)
 
     def _insert(self, messages: Sequence[EncodedMessage], using: str) -> None:
         connection = connections[using]
