@@ -188,7 +188,8 @@ class Log(Protocol):
 
     Promises: records of one partition are read in the order of their offsets by every reader, and readers
     see committed records only. An acknowledged append survives the death of any process.
-    Does not promise: an order between partitions; consecutive offsets.
+    Does not promise: an order between partitions; consecutive offsets; that a record is there only once after an append
+    to its topic has timed out: the driver may then send what was on its way again. Journals and transactions bear that.
     """
 
     @property
