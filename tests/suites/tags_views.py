@@ -506,6 +506,17 @@ class TagRepairConformance(TagSetting):
         assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 6)]
 
     @pytest.mark.parametrize("is_all", [True, False])
+    async def test_a_rebuild_does_not_wait_for_a_place_that_the_log_lacks(self, scene: Scene, *, is_all: bool) -> None:
+        """X6: a number that is noted beyond the end of the log is damaged; a rebuild ends all the same."""
+        await scene.append("a", 1)
+        await scene.replicate()
+        known = (await scene.store.tags.numbers.of(scene.topic, "a"))[scene.tag]
+        await scene.store.tags.numbers.write([msgspec.structs.replace(known, offset=known.offset + 1000)])
+        async with asyncio.timeout(30):
+            await _rebuild(scene, scene.store, is_all=is_all)
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(1, 1)]
+
+    @pytest.mark.parametrize("is_all", [True, False])
     async def test_a_rebuild_beside_replication_gives_no_number_twice(self, scene: Scene, *, is_all: bool) -> None:
         """X6: a batch is replicated after the journal's head was read, and before its numbers are."""
         for n in range(1, 4):

@@ -317,18 +317,27 @@ class TagRepair:
             ahead = [tag for tag, number in known.items() if tag not in fills and number.place > found.place]
             if not ahead or not work.is_replicated:
                 return found, known
+            if not await self._end_batch(found, max(known[tag].place for tag in ahead)):
+                return found, known
             if loop.time() > deadline_s:
                 reason = "its events are being replicated all the time; run it again later"
                 raise OperationFailed(f"rebuilding the views of {meta.id!r}", reason)
-            await self._end_batch(found, max(known[tag].place for tag in ahead))
 
-    async def _end_batch(self, meta: JournalMeta, place: Place) -> None:
-        """Return when the batch that wrote a journal's number is replicated; its replicator may have died."""
+    async def _end_batch(self, meta: JournalMeta, place: Place) -> bool:
+        """Replicate up to the place of a journal's number: the replicator that wrote it may have died.
+
+        Returns False if the log has no such place: the number is damaged, and no batch wrote it.
+        """
         layout = await self._layout(meta.topic)
         partition = meta.partition  # that of the key, unless producers ignore the key and the topic has never grown
         if layout.generation > 0:
             partition = partition_of(meta.id.encode(), layout.generations[place.generation].partitions)
-        await self._catching_up.reach({TopicPartition(meta.topic, partition): place.offset})
+        at = TopicPartition(meta.topic, partition)
+        end = await self._seams.end(at)
+        if end is None or place.offset >= end:
+            return False
+        await self._catching_up.reach({at: place.offset})
+        return True
 
     async def _rebuild_settled(self, meta: JournalMeta, known: dict[str, TagNumber], work: _Rebuilding) -> int:
         facts, tag, at = await self._seams.announced(), work.tag, work.at
