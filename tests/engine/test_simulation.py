@@ -121,7 +121,7 @@ def _timers_fire_as_the_index_says() -> Iterator[None]:
     [
         (_ids_are_not_looked_at, HARMS, 0),
         (_forgotten_ids_are_not_too_late, HARMS, 5),
-        (_unanswered_commits_count_as_not_done, HARMS, 12),
+        (_unanswered_commits_count_as_not_done, HARMS, 72),
         (_what_stands_on_a_failed_batch_is_kept, HARMS, 10),
         (_answers_without_a_lease, SUSPICIONS, 54),
         (_replies_before_the_commit, HARMS, 0),
