@@ -541,6 +541,10 @@ async def test_sockets_are_refused_before_they_open(market: Market) -> None:
     ):
         with pytest.raises(websockets.InvalidStatus):
             await opening
+    for query in ("afetr=1", "after=1&after=2", "after=%ff"):  # a misspelt name was ignored: it seemed to have resumed
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"{market.url.replace('http', 'ws')}{STATE}/a?{query}")
+        assert refused.value.response.status_code == 400, query
 
 
 def change_of(number: int) -> StateChange[str, int]:

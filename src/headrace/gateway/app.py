@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.access import Caller
 from headrace.config import GatewaySettings
 from headrace.engine import EngineClient
-from headrace.errors import Forbidden, HeadraceError, NoSuchRoute, NotFound, TimedOut
+from headrace.errors import BadArgument, Forbidden, HeadraceError, NoSuchRoute, NotFound, TimedOut
 from headrace.gateway.admission import Admission
 from headrace.gateway.console import ConsoleParts, ConsoleRecorder, ConsoleRoutes
 from headrace.gateway.engines import EngineRoutes
@@ -264,21 +264,24 @@ class GatewayApp:
         try:
             self._origins.check_socket(scope["scheme"], headers)
             caller = scope[CALLER] = await self._admission.caller(exchange)
-            await self._open_socket(scope, receive, send, caller)
+            await self._open_socket(scope, receive, send, caller, exchange)
         except HeadraceError as error:
             # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
             _logger.info("WebSocket refused", request_id=exchange.request_id, reason=str(error))
             await _deny(exchange, send, error)
 
-    async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
-        query, path = QueryParams(scope["query_string"]), path_of(scope)
+    async def _open_socket(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, exchange: Exchange
+    ) -> None:
+        path = path_of(scope)
         charge = partial(self._admission.charge, caller.share)
         if path.rstrip(b"/") == SOCKET_PATH:
             await self._sockets.serve_many(scope, receive, send, caller, charge=charge)
             return
         match = self._table.find("GET", path)
         if match is not None and match.route.path == KEY_PATH:
-            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"), charge=charge)
+            after = _after_in(exchange.query)
+            await self._sockets.serve_key(scope, receive, send, caller, match.path, after, charge=charge)
         elif self._beside is not None:
             await self._beside(scope, receive, send)
         else:
@@ -357,6 +360,17 @@ async def _deny(exchange: Exchange, send: Send, error: HeadraceError) -> None:
     head = {"type": "websocket.http.response.start", "status": response.status_code, "headers": response.raw_headers}
     await send(head)
     await send({"type": "websocket.http.response.body", "body": response.body})
+
+
+def _after_in(query: QueryParams) -> str | None:
+    """Return where a WebSocket on a key resumes. Raises BadArgument for another parameter: it must not be ignored."""
+    unknown = [name for name in query if name != "after"]
+    if unknown:
+        raise BadArgument("parameter", unknown[0][:60], "a WebSocket on a key has after")
+    given = query.getlist("after")
+    if len(given) > 1:
+        raise BadArgument("after", len(given), "it may be given once only")
+    return given[0] if given else None
 
 
 def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:
