@@ -102,6 +102,7 @@ def test_schemas_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
         ),
         (("schema", "show", "--id", "7"), "no schema with id 7"),
         (("schema", "register", "s", "missing.avsc"), "it can't be read"),
+        (("schema", "check", "s", "data/log.bin"), "schema is 'data/log.bin', but it is no text"),
         (("schema", "register", "s", "nowhere.at:All"), "no such class"),
         (("schema", "register", "s", "-"), "not a valid Avro schema"),
         (("schema", "list", "--registry", "pigeon:x"), "no registry backend serves 'pigeon:x'; known: folder:"),
@@ -110,9 +111,17 @@ def test_schemas_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_said_in_one_message(headrace: Run, arguments: tuple[str, ...], message: str) -> None:
     """V1, V9: exit code 1 and one sentence."""
+    Path("data/log.bin").write_bytes(b"\xff\xff")
     done = headrace(*arguments)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_schema_of_an_editor_of_windows_is_read(headrace: Run, encoding: str) -> None:
+    """V4: with a mark before the text, or in the encoding that PowerShell redirects in."""
+    Path("v1.avsc").write_text(f"{record(id='string').text}\r\n", encoding=encoding)
+    assert headrace("schema", "register", "a-value", "v1.avsc").stdout == "a-value version 1 has id 1\n"
 
 
 async def write_all_kinds(address: str) -> None:

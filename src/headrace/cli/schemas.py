@@ -173,11 +173,11 @@ def _check_folder(address: str) -> None:
 def read_schema(source: str) -> Schema:
     """Return the schema of a file, a class, or stdin."""
     if source == "-":
-        return Schema(sys.stdin.read())
+        return Schema(_text(sys.stdin.buffer.read(), source))
     path, module, name = Path(source), *source.partition(":")[::2]
     if path.exists() or not name:
         try:
-            return Schema(path.read_text(encoding="utf-8"))
+            return Schema(_text(path.read_bytes(), source))
         except OSError as error:
             raise BadArgument("schema", source, f"it can't be read: {error.strerror}") from error
     # As `python -m` does, so that the application in the current folder is found.
@@ -186,6 +186,14 @@ def read_schema(source: str) -> Schema:
         return schema_of(getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:
         raise BadArgument("schema", source, f"there is no such class: {error}") from error
+
+
+def _text(data: bytes, source: str) -> str:
+    """Return the text of a schema, in the encoding that it begins with: editors of Windows write a mark, or UTF-16."""
+    try:
+        return data.decode(json.detect_encoding(data)).strip()
+    except UnicodeDecodeError as error:
+        raise BadArgument("schema", source, f"it is no text: {error}") from error
 
 
 async def _version_of(registry: Registry, subject: str, number: int | None) -> Version:
