@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from headrace.cli import spark_sessions
 from headrace.cli.main import app
 from headrace.errors import BadArgument, MissingExtra, NotGiven
 from headrace.pipeline.spark import session
+from headrace.services import cache_folder
+from headrace.services.detached import services_folder
 
 BIN = Path(sys.executable).parent
 SPARK_COMMANDS = (["sql", "select 1"], ["pipeline", "replicate", "--once"], ["pipeline", "audit"])
@@ -323,3 +326,70 @@ def test_the_place_to_continue_from_is_named_as_it_was_given(command: Command) -
     Path("totals_of.py").write_text(lines)
     done = command("projection", "offset", "set", "totals_of:totals", "rubbish", "--yes")
     assert str(done.exception).startswith("OFFSET is 'rubbish'")
+
+
+def test_a_journal_topic_has_as_many_partitions_as_the_first_append_makes(command: Command) -> None:
+    """FN1: `create --journal` and an append that comes first agree on the setting; other topics have one partition."""
+    for how, expected in (("--journal", 8), ("--shared", 8), ("--cleanup=compact", 1)):
+        made = command("topic", "create", how.strip("-").partition("=")[0], how, "--json")
+        assert json.loads(made.stdout)["partitions"] == expected, how
+    assert (
+        json.loads(command("topic", "create", "two", "--journal", "--partitions", "2", "--json").stdout)["partitions"]
+        == 2
+    )
+
+
+@pytest.mark.parametrize("declared", ["--journal", "--shared"])
+def test_a_journal_topic_that_would_be_compacted_is_not_created(command: Command, declared: str) -> None:
+    """FN4: --cleanup compact is refused beside --journal, which left it out silently, and beside --shared."""
+    done = command("topic", "create", "t", declared, "--cleanup", "compact")
+    assert isinstance(done.exception, BadArgument)
+    assert "leave --cleanup out" in str(done.exception)
+
+
+def test_a_missing_option_of_the_tag_commands_is_named(command: Command) -> None:
+    """FN4: the message names the option, and shows no tuple."""
+    command("topic", "create", "t", "--journal")
+    command("journal", "append", "t", "a", "1")
+    for arguments, missing in (
+        (("list", "--id", "a"), "--topic is not given"),
+        (("list", "--topic", "t"), "--id is not given"),
+        (("rebuild",), "TAG is not given"),
+        (("rebuild", "vip", "--id", "a"), "--topic is not given"),
+        (("rebuild", "vip", "--topic", "t"), "--id is not given"),
+    ):
+        done = command("tags", *arguments)
+        assert isinstance(done.exception, NotGiven), arguments
+        assert missing in str(done.exception)
+
+
+def test_the_folders_of_servers_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FN4: services.data_dir and services.cache_dir are used by the command; they were accepted and did nothing."""
+    monkeypatch.setenv("HEADRACE_SERVICES_DIR", str(tmp_path / "other"))  # both are restored after the test
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "other"))
+    monkeypatch.setenv("HEADRACE__SERVICES__DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("HEADRACE__SERVICES__CACHE_DIR", str(tmp_path / "cache"))
+    assert CliRunner().invoke(app, ["services", "status"]).exit_code == 0
+    assert (services_folder(), cache_folder()) == (tmp_path / "data", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("outbox", "relay", "--database", "sqlite:///s.db", "--delivery", "maybe"),
+            "'at_least_once' or 'exactly_once'",
+        ),
+        (("outbox", "migrate", "--database", "sqlite:///s.db", "--to", "99"), "the versions are base, 0001, "),
+        (("outbox", "status", "--database", "sqlite://s.db"), "as in sqlite:///shop.db"),
+        (("schema", "show"), "SUBJECT is not given"),
+        (("schema", "show", "s", "--id", "1"), "one of the two"),
+        (("services", "up", "mariadb", "--port", "kafka=9092"), "or name kafka too"),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_argument_is_one_sentence(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    """FN4: the message names what was given and what can be given; no error of a library reaches the user."""
+    error = command(*arguments).exception
+    assert isinstance(error, BadArgument | NotGiven)
+    assert message in str(error)

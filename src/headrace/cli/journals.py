@@ -224,7 +224,7 @@ def ids(
                 if count == limit:
                     return
         if not await _is_missing(hr, topic) and not unreplicated:
-            await tell_unreplicated(hr, [topic])
+            await tell_unreplicated(hr, [topic], instead="; or list all with --unreplicated")
 
     with_headrace(address, store, run)
 

@@ -6,6 +6,7 @@ A group of commands is imported when it is used: importing all of them takes hal
 from __future__ import annotations
 
 import io
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -121,13 +122,21 @@ def configure_logging(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the library's debug log.")] = False,
 ) -> None:
-    """Set up logging: the library itself never does."""
+    """Set up logging and the folders of servers: the library itself never does."""
     import logging
 
     from headrace.config import HeadraceSettings
     from headrace.observe import configure
 
-    observe = HeadraceSettings.load().observe
+    settings = HeadraceSettings.load()
+    observe = settings.observe
+    # Variables, because child processes and Spark's jars are found by them, without settings.
+    for name, folder in (
+        ("HEADRACE_CACHE", settings.services.cache_dir),
+        ("HEADRACE_SERVICES_DIR", settings.services.data_dir),
+    ):
+        if folder:
+            os.environ[name] = folder
     configure("DEBUG" if verbose else observe.log_level, observe.log_format)
     if not verbose:
         for driver in _DRIVERS:

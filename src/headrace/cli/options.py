@@ -100,6 +100,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
     except typer.Abort as error:
         if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
             raise
+        typer.echo(err=True)  # the question has no end of line
         raise NotGiven("--yes", "there is no terminal to ask at; give --yes to go on") from error
     if not is_wanted:
         raise typer.Abort
@@ -139,8 +140,8 @@ def plain_console() -> Console:
     return Console(markup=False, emoji=False)
 
 
-async def tell_unreplicated(hr: Headrace, topics: Iterable[str]) -> None:
-    """Print on stderr how many records are not replicated yet, if any."""
+async def tell_unreplicated(hr: Headrace, topics: Iterable[str], *, instead: str = "") -> None:
+    """Print on stderr how many records are not replicated yet, if any, and what to do instead of replicating them."""
     count = 0
     for topic in topics:
         try:
@@ -154,6 +155,6 @@ async def tell_unreplicated(hr: Headrace, topics: Iterable[str]) -> None:
     if count:
         typer.echo(
             f"{count:,} records of the log are not replicated yet, and what they bring is not listed here; "
-            "run: headrace pipeline replicate --once",
+            f"run: headrace pipeline replicate --once{instead}",
             err=True,
         )

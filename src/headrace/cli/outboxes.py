@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.table import Table
 
 from headrace.cli.options import Address, AsJson, confirm, plain_console, print_json
@@ -68,7 +69,12 @@ def run_relay(
     settings = HeadraceSettings.load()
     given = {"threads": threads, "delivery": delivery, "source": source}
     changed = {name: value for name, value in given.items() if value is not None}
-    outbox = type(settings.outbox).model_validate({**settings.outbox.model_dump(), **changed})
+    try:
+        outbox = type(settings.outbox).model_validate({**settings.outbox.model_dump(), **changed})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        rule = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise BadArgument(f"--{name}", changed.get(name), f"it must be {rule}") from error
     operating, url = _operating(), _url(database)
     operating.check(outbox)
     operating.need_tables(url, table_prefix=outbox.table_prefix)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from headrace.cli.options import Address, AsJson, answer, command_settings, creating_settings, plain_console, print_json
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, NothingThere, UnknownSubject
+from headrace.errors import BadArgument, NotGiven, NothingThere, UnknownSubject
 from headrace.log import open_log
 from headrace.serde import Level, Registry, Schema, Version, check_compatible, latest_version, open_registry, schema_of
 
@@ -72,8 +72,10 @@ def show(
 
     Example: headrace schema show orders-value --version 2
     """
-    if (subject is None) == (schema_id is None):
-        raise BadArgument("subject", subject, "give a subject, or --id")
+    if subject is None and schema_id is None:
+        raise NotGiven("SUBJECT", "give a subject, or --id")
+    if subject is not None and schema_id is not None:
+        raise BadArgument("subject", subject, "give a subject, or --id; one of the two")
 
     async def run(opened: Registry) -> Schema:
         if subject is None:

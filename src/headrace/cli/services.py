@@ -219,7 +219,8 @@ def _check(name: str) -> None:
 def _refuse_unwanted(wanted: Sequence[str], configured: Sequence[str]) -> None:
     for name in configured:
         if name not in wanted:
-            raise BadArgument("option for", name, f"only these are to be started: {', '.join(wanted)}")
+            rule = f"this command starts only {', '.join(wanted)}; leave the option out, or name {name} too"
+            raise BadArgument("the service of an option", name, rule)
 
 
 def _ports(options: Sequence[str]) -> dict[str, dict[str, int]]:

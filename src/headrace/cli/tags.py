@@ -95,7 +95,8 @@ def list_tags(
     Example: headrace tags list --topic accounts --id acc-1
     """
     if (topic is None) != (id_ is None):
-        raise BadArgument("--topic and --id", (topic, id_), "both are needed to list the tags of one journal")
+        missing = "--topic" if topic is None else "--id"
+        raise NotGiven(missing, "the tags of one journal are listed with --topic and --id; give both, or neither")
 
     async def run(hr: Headrace) -> list[str] | dict[str, int]:
         await tell_unreplicated(hr, await journal_topics(hr) if topic is None else [topic])
@@ -172,7 +173,8 @@ def rebuild(
         if everything:
             return await repair.rebuild_all(progress_on())
         if tag is None or topic is None or id_ is None:
-            raise BadArgument("what to rebuild", (tag, topic, id_), "name a tag, --topic and --id, or say --all")
+            missing = "TAG" if tag is None else "--topic" if topic is None else "--id"
+            raise NotGiven(missing, "give TAG, --topic and --id to rebuild one view, or --all to rebuild all views")
         return await repair.rebuild(topic, id_, tag)
 
     count = with_headrace(address, store, run)

@@ -69,7 +69,10 @@ IsShared = Annotated[
 @app.command("create")
 def create(
     topic: TopicName,
-    partitions: Annotated[int, typer.Option(help="The number of partitions.")] = 1,
+    partitions: Annotated[
+        int | None,
+        typer.Option(help="The number of partitions. Default: 1; of journals: the setting journal.partitions."),
+    ] = None,
     cleanup: Annotated[Cleanup, typer.Option(help="What is done with old records.")] = Cleanup.DELETE,
     retention_ms: Annotated[int, typer.Option(help="How long records are kept; 0: forever.")] = RETENTION_MS,
     is_journal: IsJournal = False,
@@ -82,14 +85,17 @@ def create(
 
     Example: headrace topic create accounts --journal --partitions 8
     """
+    if cleanup.compacts and (is_journal or is_shared):
+        raise BadArgument("--cleanup", cleanup.value, "compaction removes events of journals; leave --cleanup out")
     config = TopicConfig(cleanup=cleanup, retention_ms=retention_ms or None)
 
     async def make(hr: Headrace) -> Topic:
         if not is_journal and not is_shared:
-            return await hr.log.admin.create(topic, partitions=partitions, config=config)
+            return await hr.log.admin.create(topic, partitions=1 if partitions is None else partitions, config=config)
         wanted = config if is_shared else journal_config(config)
         _check_terms(hr, topic, retention_ms, is_shared=is_shared)
-        made = await hr.log.admin.create(topic, partitions=partitions, config=wanted)
+        count = hr.settings.journal.partitions if partitions is None else partitions
+        made = await hr.log.admin.create(topic, partitions=count, config=wanted)
         if is_shared or retention_ms != RETENTION_MS:  # else the store need not be at hand
             await _store_terms(hr, topic, retention_ms, is_shared=is_shared)
         return made

@@ -245,10 +245,12 @@ class ServicesSettings(Section):
     """Real servers for development and tests."""
 
     cache_dir: str | None = Field(
-        default=None, description="Where fetched packages are kept; unset: the user's cache folder."
+        default=None,
+        description="Where the command keeps fetched packages; unset: HEADRACE_CACHE, or the user's cache folder.",
     )
     data_dir: str | None = Field(
-        default=None, description="Where servers keep their data; unset: below the cache folder."
+        default=None,
+        description="Where `services up` keeps data; unset: HEADRACE_SERVICES_DIR, or ./.headrace/services.",
     )
 
 

@@ -63,7 +63,8 @@ class NoStore(Misconfigured):
     """Something of journals on Kafka, on a connection that was given no store."""
 
     says: ClassVar[str] = (
-        "journals on Kafka need a store, and none was named: set store.address, give --store to the command, or "
+        "journals on Kafka need a store, and none was named: set store.address, give --store to the command "
+        "(--from-store or --to-store to `headrace copy`), or "
         "connect(…, store='cassandra://host/keyspace')"
     )
 

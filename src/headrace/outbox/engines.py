@@ -43,7 +43,8 @@ def url_of(database: DatabaseAddress) -> URL:
     backend = url.get_backend_name()
     dialect = dialect_of(backend)  # refuses databases that are not supported
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
-        raise BadArgument("database", str(url), "a relay reads a file; a database in memory belongs to one connection")
+        rule = "a relay reads a file, as in sqlite:///shop.db; a database in memory belongs to one connection"
+        raise BadArgument("database", str(url), rule)
     translations = dialect.translations.get(url.drivername.partition("+")[2], {})
     query: dict[str, str | tuple[str, ...]] = {}
     for name, value in url.query.items():
