@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from headrace.cli import spark_sessions
 from headrace.cli.main import app
 from headrace.errors import BadArgument, MissingExtra, NotGiven
+from headrace.pipeline import query_error
 from headrace.pipeline.spark import session
 from headrace.services import cache_folder
 from headrace.services.detached import services_folder
@@ -393,3 +394,27 @@ def test_a_wrong_argument_is_one_sentence(command: Command, arguments: tuple[str
     error = command(*arguments).exception
     assert isinstance(error, BadArgument | NotGiven)
     assert message in str(error)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_failure_inside_the_jvm_is_one_sentence(tmp_path: Path) -> None:
+    """FN4: a file that is no Parquet is named with Spark's reason; the text was asked of a JVM that had ended."""
+    file = tmp_path / "events.parquet"
+    file.write_text("no Parquet\n")
+    _, stderr = (done := running(tmp_path, "import", "journals", str(file), "--topic", "t")).communicate(timeout=230)
+    assert done.returncode == 1
+    assert "Traceback" not in stderr
+    assert "error: headrace import on Spark" in stderr
+
+
+def test_an_error_whose_text_is_gone_with_the_jvm_is_still_named() -> None:
+    """FN4: a Java exception asks the JVM for its text; if that has ended, what Python knows is said."""
+
+    class Lost(Exception):
+        errmsg = "an error of Java"
+
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert "an error of Java" in str(query_error(Lost()))

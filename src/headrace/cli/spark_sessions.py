@@ -76,7 +76,8 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
             if is_own and not _is_verbose():
                 spark.sparkContext.setLogLevel("OFF")  # the errors that commands print say what failed
                 _hide_hang_ups(spark)
-            yield spark
+            with _in_one_line(name):  # here already: the text of a Java exception is asked of the JVM, which ends next
+                yield spark
         finally:
             if is_own:
                 close_all()

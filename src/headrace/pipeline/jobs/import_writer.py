@@ -199,7 +199,7 @@ class PartitionImport:
         return len(rows)
 
     async def _deleted_to(self, id_: str) -> int:
-        """Return up to which number events are deleted now. Raises ReadAgain if the journal was begun anew."""
+        """Return up to which number events are deleted now. Raises ReadAgain if the journal was begun again."""
         meta, known = (await self._reader.view(id_)).meta, self._known[id_].meta
         if meta is None or known is None or meta.record_id != known.record_id:
             raise ReadAgain(id_, "it changed while it was compared with the rows to import")

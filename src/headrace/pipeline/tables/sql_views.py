@@ -168,12 +168,19 @@ def query_error(error: Exception, what: str = "running the statement", *, outcom
     if is_jvm_gone(error):
         reason = "Spark's JVM is gone: it was killed, or it ran out of memory (pipeline.driver_memory)"
         return OperationFailed(what, f"{reason}; run it again", outcome_known=outcome_known)
-    text = str(error)
+    text = _text_of(error)
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
     reason = (found[1] or found[2]) if found else of_worker
     return OperationFailed(what, reason, outcome_known=outcome_known)
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except OSError:  # a Java exception, whose text the JVM would tell, and the JVM has ended
+        return str(getattr(error, "errmsg", "")).strip() or type(error).__name__
 
 
 def _copy_of(spark: SparkSession) -> SparkSession:
