@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
 from headrace.cli.main import app
-from headrace.errors import BadArgument, MissingExtra, NotGiven
+from headrace.errors import BadArgument, IncompatibleData, MissingExtra, NotGiven
 from headrace.pipeline import query_error
 from headrace.pipeline.spark import session
 from headrace.services import cache_folder
@@ -381,7 +381,6 @@ def test_the_folders_of_servers_can_be_set(tmp_path: Path, monkeypatch: pytest.M
             ("outbox", "relay", "--database", "sqlite:///s.db", "--delivery", "maybe"),
             "'at_least_once' or 'exactly_once'",
         ),
-        (("outbox", "migrate", "--database", "sqlite:///s.db", "--to", "99"), "the versions are base, 0001, "),
         (("outbox", "status", "--database", "sqlite://s.db"), "as in sqlite:///shop.db"),
         (("schema", "show"), "SUBJECT is not given"),
         (("schema", "show", "s", "--id", "1"), "one of the two"),
@@ -394,6 +393,13 @@ def test_a_wrong_argument_is_one_sentence(command: Command, arguments: tuple[str
     error = command(*arguments).exception
     assert isinstance(error, BadArgument | NotGiven)
     assert message in str(error)
+
+
+def test_an_unknown_version_of_the_outbox_is_answered_with_those_that_are_known(command: Command) -> None:
+    """FN4: the message names the versions of the migrations; it repeated the one that was asked for."""
+    error = command("outbox", "migrate", "--database", "sqlite:///s.db", "--to", "99").exception
+    assert isinstance(error, IncompatibleData)
+    assert "this version reads the versions 0001, " in str(error)
 
 
 @pytest.mark.spark

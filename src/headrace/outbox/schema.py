@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import Connection
 
-from headrace.errors import BadArgument, IncompatibleData, MissingExtra, MissingTables, OutdatedTables
+from headrace.errors import IncompatibleData, MissingExtra, MissingTables, OutdatedTables
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors, url_of
 from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, version_table
@@ -92,12 +92,9 @@ def _run(connection: Connection, to: str, table_prefix: str) -> None:
         with _inside_of_another():
             (command.downgrade if to == "base" else command.upgrade)(config, to)
     except CommandError as error:
-        known = sorted(each.revision for each in ScriptDirectory.from_config(config).walk_revisions())
-        if to not in ("base", "head", *known):
-            raise BadArgument("to", to, f"the versions are base, {', '.join(known)} and head") from error
-        raise IncompatibleData(
-            f"the outbox in {connection.engine.url.render_as_string()}", str(error), known[-1]
-        ) from error
+        versions = sorted(each.revision for each in ScriptDirectory.from_config(config).walk_revisions())
+        outbox = f"the outbox in {connection.engine.url.render_as_string()}"
+        raise IncompatibleData(outbox, str(error), f"the versions {', '.join(versions)}") from error
 
 
 @contextmanager
