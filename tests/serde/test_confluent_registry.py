@@ -179,10 +179,14 @@ async def test_a_server_wants_our_certificate_too(
 
 
 async def test_a_server_that_is_gone_is_unreachable() -> None:
-    """V5: an error to retry on, with the address."""
+    """V5: an error to retry on, with the address. What only reads has done nothing, and the error says so."""
     registry = await opened("http://127.0.0.1:1")
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1") as failed:
         await registry.subjects()
+    assert failed.value.outcome_known
+    with pytest.raises(Unreachable) as failed:
+        await registry.levels.put(new_subject(), Level.NONE)
+    assert not failed.value.outcome_known
     await registry.close()
 
 

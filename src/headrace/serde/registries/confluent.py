@@ -44,18 +44,18 @@ def new_client(url: str, settings: HttpRegistrySettings) -> Any:  # noqa: ANN401
 
 
 @contextlib.contextmanager
-def translated_errors(operation: str, url: str, timeout_s: float) -> Iterator[None]:
-    """Translate the client's exceptions to Headrace's errors."""
+def translated_errors(operation: str, url: str, timeout_s: float, *, is_read: bool) -> Iterator[None]:
+    """Translate the client's exceptions to Headrace's errors. What only reads has a known outcome: nothing was done."""
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     try:
         yield
     except SchemaRegistryError as error:
-        raise _refusal(error, operation) from error
+        raise _refusal(error, operation, is_read=is_read) from error
     except _transport_errors() as error:
         if "Timeout" in type(error).__name__:
-            raise TimedOut(operation, timeout_s, outcome_known=False) from error
-        raise Unreachable(url, str(error) or type(error).__name__, outcome_known=False) from error
+            raise TimedOut(operation, timeout_s, outcome_known=is_read) from error
+        raise Unreachable(url, str(error) or type(error).__name__, outcome_known=is_read) from error
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def is_missing(meaning: HeadraceError) -> Iterator[None]:
         raise meaning from error
 
 
-def _refusal(error: Any, operation: str) -> Exception:  # noqa: ANN401
+def _refusal(error: Any, operation: str, *, is_read: bool) -> Exception:  # noqa: ANN401
     message = str(error.error_message)
     match error.http_status_code:
         case 404:
@@ -78,7 +78,7 @@ def _refusal(error: Any, operation: str) -> Exception:  # noqa: ANN401
             return IncompatibleSchema(operation, "the server's level", "?", 0, "the server refuses it", (message,))
         case 422:
             return BadSchema("the top", message)
-    return OperationFailed(operation, str(error), outcome_known=False)
+    return OperationFailed(operation, str(error), outcome_known=is_read)
 
 
 def _properties(settings: HttpRegistrySettings) -> dict[str, Any]:
@@ -167,8 +167,13 @@ class ConfluentRegistry:
         await asyncio.to_thread(self._client.close)
 
     async def ask(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
-        """Call the client in a thread, and translate its exceptions."""
-        with translated_errors(operation, self._url, self._settings.timeout_s):
+        """Read with the client, in a thread, and translate its exceptions."""
+        with translated_errors(operation, self._url, self._settings.timeout_s, is_read=True):
+            return await asyncio.to_thread(call, *arguments)
+
+    async def change(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+        """Do with the client what may have been done if it fails."""
+        with translated_errors(operation, self._url, self._settings.timeout_s, is_read=False):
             return await asyncio.to_thread(call, *arguments)
 
     @property
@@ -202,12 +207,12 @@ class ConfluentRegistry:
         theirs = TheirSchema(schema.text, "AVRO")
         operation = f"register under {subject!r}"
         try:
-            schema_id = await self.ask(operation, self._client.register_schema, subject, theirs)
+            schema_id = await self.change(operation, self._client.register_schema, subject, theirs)
         except IncompatibleSchema:
             # Another client was faster. A check against the versions now names field and version; the server may not.
             check_compatible(schema, await self._versions(subject), await self.levels.get(subject), subject=subject)
             raise
-        found = await self.ask(operation, self._client.lookup_schema, subject, theirs)
+        found = await self.change(operation, self._client.lookup_schema, subject, theirs)
         self._schemas[schema_id] = schema
         return Version(subject, found.version, schema_id, schema)
 
@@ -242,7 +247,7 @@ class ConfluentLevels:
         """Set the level on the server."""
         for _ in range(ATTEMPTS):
             try:
-                await self._registry.ask("set a level", self._registry.client.set_compatibility, subject, str(level))
+                await self._registry.change("set a level", self._registry.client.set_compatibility, subject, str(level))
             except IncompatibleSchema as error:
                 # Status 409 means here that another client set a level at the same moment.
                 conflict = error
