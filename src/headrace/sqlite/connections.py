@@ -40,13 +40,14 @@ def connect(path: Path, *, fsync: bool = True, busy_timeout_s: float = 30.0) -> 
     except sqlite3.Error as error:
         raise explain(error, path, "opening the file") from error
     try:
-        db.execute("PRAGMA journal_mode = WAL")
+        # SQLite does not wait here: of several processes that open a new file at once, some are refused immediately.
+        _execute_when_free(db, "PRAGMA journal_mode = WAL", timeout_s=busy_timeout_s)
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
         db.execute("PRAGMA cache_size = -16384")
         db.execute("PRAGMA temp_store = MEMORY")
     except sqlite3.Error as error:
         db.close()
-        raise explain(error, path, "opening the file") from error
+        raise explain(error, path, "opening the file", timeout_s=busy_timeout_s) from error
     return db
 
 
@@ -55,11 +56,16 @@ def begin_immediate(db: sqlite3.Connection, *, timeout_s: float) -> None:
 
     SQLite's own busy handler sleeps up to 100 ms between tries, which lets a busy process starve the others.
     """
-    deadline = time.monotonic() + timeout_s
     db.execute("PRAGMA busy_timeout = 0")
+    _execute_when_free(db, "BEGIN IMMEDIATE", timeout_s=timeout_s)
+
+
+def _execute_when_free(db: sqlite3.Connection, statement: str, *, timeout_s: float) -> None:
+    """Execute a statement, again and again while another connection is in the way, for `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            db.execute("BEGIN IMMEDIATE")
+            db.execute(statement)
             return
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or time.monotonic() > deadline:
